@@ -170,7 +170,7 @@ def table(size: tuple[int, int], figures: dict[str, dict[str, Any]], rounds: int
         f"Group of {GROUP}, {size[0]:,} shared + {size[1]} own tokens; median of {rounds}; load "
         f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the end; {versions}.",
         "",
-        "| format | learner | CPU s a step | wall s | tokens learned a CPU s | mcprl is faster by | peak memory |",
+        "| format | learner | CPU s per step | wall s | tokens learned per CPU s | mcprl is faster by | peak memory |",
         "|---|---|---|---|---|---|---|",
     ]
     for dtype, of in figures.items():

@@ -61,10 +61,10 @@ print("version", mcprl.__version__)
 IMPORT_ALL = """
 from importlib.metadata import version
 from pathlib import Path
-import mcprl_dashboard, mcprl_market, mcprl_skyrl_gym, mcprl_suites.bfcl
+import mcprl_dashboard, mcprl_market, mcprl_skyrl_gym, mcprl_suites.bfcl, mcprl_synthesis
 from mcprl.recipe import load_recipe
 from mcprl.tasks import load_tasks
-names = ("mcprl", "mcprl-dashboard", "mcprl-market", "mcprl-skyrl-gym", "mcprl-suites")
+names = ("mcprl", "mcprl-dashboard", "mcprl-market", "mcprl-skyrl-gym", "mcprl-suites", "mcprl-synthesis")
 tasks = load_tasks(load_recipe(Path("market.yaml")).tasks.train)
 print(*{version(name) for name in names}, "with", len(tasks), "tasks")
 """
@@ -113,6 +113,7 @@ def all_trials(version: str) -> list[Trial]:
         Trial(("mcprl", "dashboard", "--help"), 0, "Usage: mcprl dashboard"),
         Trial(("mcprl", "serve", "bfcl", "--help"), 0, "Usage: mcprl serve bfcl"),
         Trial(("mcprl", "tasks", "generate", "--help"), 0, "Usage: mcprl tasks generate"),
+        Trial(("mcprl", "tasks", "synthesize", "--help"), 0, "Usage: mcprl tasks synthesize"),
     ]
 
 

@@ -62,7 +62,15 @@ SECONDS = {
 # Files whose tests share one vLLM (tests/e2e/shared_vllm.py): one process runs them all.
 SHARED_VLLM = tuple(
     f"e2e/test_{name}.py"
-    for name in ("doctor_run", "exact_logprobs", "judge_vllm", "killed_server", "shared_vllm", "vllm_long_prompts")
+    for name in (
+        "doctor_run",
+        "endpoint_vllm",
+        "exact_logprobs",
+        "judge_vllm",
+        "killed_server",
+        "shared_vllm",
+        "vllm_long_prompts",
+    )
 )
 PYPI_SERVERS = ("time", "git", "sqlite")
 NPM_SERVERS = ("everything", "filesystem", "memory")

@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["METRICS", "Metric", "metric_named"]
 
 _PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
-_ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|(?: ([^|]+))? \|$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,10 @@ class Metric:
         return name == self.name if self.prefix is None else name.startswith(self.prefix) and name != self.prefix
 
 
-METRICS = [Metric(*row) for row in _ROW.findall(_PAGE.read_text())]
+METRICS = [
+    Metric(name=name, unit=unit, says=says, written=written or "every step")
+    for name, unit, says, written in _ROW.findall(_PAGE.read_text())
+]
 
 
 def metric_named(name: str) -> Metric | None:

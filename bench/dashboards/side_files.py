@@ -114,7 +114,7 @@ def write_health(folder: Path, steps: int) -> None:
     clipping = {
         "severity": "warn",
         "name": "clipping",
-        "what": "the clip cuts off 41% of the tokens: the policy moves further in one update than its data supports",
+        "what": "the clip cuts off 41% of the tokens: updates are too large for the data",
         "fix": "lower learner.learning_rate, or algorithm.epochs",
     }
     dead = {

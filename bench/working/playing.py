@@ -19,6 +19,7 @@ from mcprl.config import RunConfig
 from mcprl.episodes import RunsEpisodes
 from mcprl.episodes.ray_workers import RayWorkers, make_shared_limits
 from mcprl.episodes.stage import open_kit
+from mcprl.functions import Code
 from mcprl.goals import ExpectedCall, Goal
 from mcprl.records import Task, Trajectory
 from mcprl.samplers import SampleRequest
@@ -85,14 +86,14 @@ async def open_local(config: RunConfig, logs: Path) -> AsyncGenerator[RunsEpisod
 
 
 @asynccontextmanager
-async def open_workers(config: RunConfig, logs: Path) -> AsyncGenerator[RayWorkers]:
-    """Workers on Ray, with the scripted sampler in this process."""
+async def open_workers(config: RunConfig, logs: Path, code: Code | None = None) -> AsyncGenerator[RayWorkers]:
+    """Workers on Ray, with the scripted sampler in this process, and the code of the reward functions."""
     limits = make_shared_limits(config)
     async with AsyncExitStack() as stack:
         toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=logs, limits=limits))
         sampler = ScriptedSampler(_script(config))
         yield await stack.enter_async_context(
-            RayWorkers(config, sampler=sampler, limits=limits, toolbox=toolbox, logs=logs)
+            RayWorkers(config, sampler=sampler, limits=limits, toolbox=toolbox, logs=logs, code=code)
         )
 
 

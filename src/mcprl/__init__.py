@@ -9,7 +9,7 @@ Data flows one way, and the folders read in that order:
     summary = mcprl.train("recipe.yaml")
     evaluation = mcprl.evaluate("recipe.yaml", adapter="outputs/hello/adapter")
 
-A name is imported when it is first used: `import mcprl` takes milliseconds and needs no torch.
+Names are imported on first use, so `import mcprl` takes milliseconds and needs no torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mcprl.api import evaluate, train
     from mcprl.config import RunConfig
-    from mcprl.episodes.reward_functions import EpisodeView
     from mcprl.errors import ConfigurationError, InfrastructureError, McprlError
+    from mcprl.functions import EpisodeView, reward
     from mcprl.goals import Goal
     from mcprl.recipe import load_recipe
     from mcprl.records import Batch, Group, Observation, Task, ToolCall, Trajectory, Turn, Update
@@ -48,6 +48,7 @@ __all__ = [
     "evaluate",
     "load_recipe",
     "load_tasks",
+    "reward",
     "train",
     "write_tasks",
 ]
@@ -59,7 +60,7 @@ _MODULES = {
     **dict.fromkeys(("ConfigurationError", "InfrastructureError", "McprlError"), "errors"),
     **dict.fromkeys(("evaluate", "train"), "api"),
     **dict.fromkeys(("load_tasks", "write_tasks"), "tasks"),
-    "EpisodeView": "episodes.reward_functions",
+    **dict.fromkeys(("EpisodeView", "reward"), "functions"),
     "Goal": "goals",
     "RunConfig": "config",
     "Toolbox": "tools",

@@ -1,4 +1,4 @@
-"""`python -m mcprl` is `mcprl`."""
+"""Runs the command `mcprl` for `python -m mcprl`."""
 
 from mcprl.cli import main
 

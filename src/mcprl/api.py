@@ -70,7 +70,7 @@ def evaluate(
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine; in another thread if this one already runs an event loop, as in a notebook."""
+    """Run a coroutine. If this thread already runs an event loop, as in a notebook, run it in another thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,7 +1,7 @@
 """Limits on untrusted input: recipes, task files, schemas, patterns, chat templates and cassettes.
 
-Every reader of such input takes its limits from here, and turns an OverLimitError into an error with a code. What is
-within the limits is read in about a second of processor time, and in memory in proportion to its size.
+Every reader of such input uses these limits, and turns an OverLimitError into an error with a code. Reading input
+within the limits takes about a second of processor time, and memory in proportion to its size.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ import yaml
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 MAX_DEPTH = 100
-"""Nested objects and arrays, in JSON and YAML."""
+"""Maximum nesting of objects and arrays, in JSON and YAML."""
 MAX_FILE_BYTES = 1024**3
-"""A file that is read whole: tasks, a preamble, servers, recorded conversations."""
+"""Maximum size of a file that is read whole: tasks, a preamble, servers, recorded conversations."""
 MAX_RECIPE_BYTES = 64 * 1024
-"""A recipe, or the value of one --set."""
+"""Maximum size of a recipe, or of the value of one --set."""
 MAX_RECIPE_NODES = 10_000
-"""Values in a recipe with every alias expanded."""
+"""Maximum number of values in a recipe after every alias is expanded."""
 MAX_NUMBER, MIN_NUMBER = 1e9, 1e-12
-"""The largest number in a recipe, and the smallest above 0: what float32 computes with. Seeds may be larger."""
+"""The largest number in a recipe, and the smallest above 0: both fit into float32. Seeds may be larger."""
 MAX_PATTERN_CHARS = 4096
-"""One regular expression of a task file or a recipe, or of a schema in a grammar."""
+"""Maximum length of one regular expression in a task file, a recipe, or a schema used in a grammar."""
 MAX_TEMPLATE_CHARS = 64 * 1024
-"""A chat template."""
+"""Maximum length of a chat template."""
 MAX_TEMPLATE_OUTPUT = 1024 * 1024
-"""Each text and each list that a chat template produces."""
+"""Maximum length of each text and each list that a chat template produces."""
 MAX_TEMPLATE_S = 1.5
-"""Processor time of rendering a chat template; for loading it, of all renderings together."""
+"""Maximum processor time of a rendering of a chat template; while a template is loaded, of all renderings together."""
 MAX_CASSETTE_VALUE_BYTES = 64 * 1024 * 1024
-"""One value in a cassette: an answer, or the tools of a server."""
+"""Maximum size of one value in a cassette: an answer, or the tools of a server."""
 MAX_CASSETTE_STEPS = 20
-"""SQLite's steps in one statement, per byte of the cassette. Reading all recordings takes about 2."""
+"""Maximum number of SQLite steps per statement and byte of the cassette. Reading all recordings takes about 2."""
 MAX_TOOLS = 1000
-"""Tools on offer from one server."""
+"""Maximum number of tools of one server."""
 MAX_LISTING_BYTES = 8 * 1024 * 1024
-"""All tools that one server lists, as JSON."""
+"""Maximum size of all tools that one server lists, as JSON."""
 MAX_SCHEMA_BYTES = 512 * 1024
-"""One schema, as JSON."""
+"""Maximum size of one schema, as JSON."""
 MAX_ENUM_VALUES = 10_000
-"""Values of one `enum`."""
+"""Maximum number of values in one `enum`."""
 MAX_EXPANSIONS = 10_000
-"""Schemas that apply to one value once every `$ref`, `allOf`, `anyOf` and the like is expanded."""
+"""Maximum number of schemas that apply to one value after every `$ref`, `allOf`, `anyOf` and the like is expanded."""
 MAX_STEPS = 50_000
-"""Keywords evaluated while one value is checked, or places visited while one schema is rewritten for a grammar."""
+"""Maximum number of keywords evaluated per value, or of subschemas visited to rewrite one schema for a grammar."""
 MAX_PATTERN_BYTES = 256 * 1024
-"""The compiled form of one regular expression."""
+"""Maximum size of one regular expression after compilation."""
 MAX_PROPERTIES = 500
-"""Properties of one object in a grammar: compile time grows with their square."""
+"""Maximum number of properties of one object in a grammar. Compile time grows with the square of this number."""
 MAX_COUNTED_CHARS = 4096
-"""Characters in all patterns and lengths of one schema in a grammar, with counts expanded: up to 20 ms each."""
+"""Maximum number of characters in all patterns and lengths of one schema, counts expanded. Each takes up to 20 ms."""
 _MAX_TOGETHER = 4
 
 
@@ -68,7 +68,7 @@ class OverLimitError(ValueError):
 
 
 class Steps:
-    """A budget of steps."""
+    """A limit on the number of steps of some work. Exceeding it raises OverLimitError."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most = self._left = most
@@ -81,22 +81,25 @@ class Steps:
 
 
 class GrammarWork:
-    """The budget for rewriting and compiling one schema into a grammar, or several schemas (`together`)."""
+    """Limits on rewriting and compiling one schema into a grammar, or several schemas (`together`)."""
 
     def __init__(self, *, together: bool = False) -> None:
         times = _MAX_TOGETHER if together else 1
-        self.steps = Steps(times * MAX_STEPS, "rewrite for a grammar")
+        self.steps = Steps(times * MAX_STEPS, "convert to a grammar")
         self._chars_left = self._chars = times * MAX_COUNTED_CHARS
 
     def count_chars(self, chars: int) -> None:
-        """Spend the characters of a pattern in the grammar."""
+        """Count the characters of a pattern against the limit."""
         self._chars_left -= chars
         if self._chars_left < 0:
-            raise OverLimitError(f"makes a grammar count more than {self._chars} characters of patterns and lengths")
+            raise OverLimitError(
+                f"has patterns and lengths of more than {self._chars} characters in total, the limit for a grammar"
+            )
 
 
 def measure(value: Any, *, most_bytes: int, most_depth: int = MAX_DEPTH) -> int:
-    """The approximate size of a JSON value in bytes. Raises OverLimitError if it is too long or nested too deeply.
+    """Return the approximate size of a JSON value in bytes. Raises OverLimitError if it is too large or nested too
+    deeply.
 
     >>> measure({"type": "object"}, most_bytes=100)
     20
@@ -125,7 +128,7 @@ def measure(value: Any, *, most_bytes: int, most_depth: int = MAX_DEPTH) -> int:
 
 
 def is_found(pattern: str, text: str) -> bool:
-    """Whether the pattern is found anywhere in the text.
+    """Return whether the pattern is found anywhere in the text.
 
     >>> is_found("^[A-Z]{4}$", "VLKN"), is_found("^[A-Z]{4}$", "It is VLKN.")
     (True, False)
@@ -135,7 +138,7 @@ def is_found(pattern: str, text: str) -> bool:
 
 
 def why_no_pattern(pattern: str) -> str | None:
-    """What is wrong with a pattern, or None."""
+    """Return what is wrong with a pattern, or None."""
     if len(pattern) > MAX_PATTERN_CHARS:
         return f"a regular expression of more than {MAX_PATTERN_CHARS} characters"
     try:
@@ -152,7 +155,7 @@ def _searcher(pattern: str) -> SchemaValidator:
 
 
 def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of a file. Raises OSError, or ValueError if it is not UTF-8 or too long."""
+    """Return the text of a file. Raises OSError, or ValueError if it is not UTF-8 or too long."""
     with path.open("rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
@@ -164,7 +167,8 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
 
 
 def decode_json(text: str, decoder: json.JSONDecoder | None = None, start: int = 0) -> tuple[Any, int]:
-    """The JSON value that begins at `start`, and its end. Raises ValueError: json.JSONDecodeError if it is not JSON.
+    """Return the JSON value that begins at `start`, and the index after it. Raises ValueError: json.JSONDecodeError if
+    it is not JSON.
 
     >>> decode_json('{"a": 1} x')
     ({'a': 1}, 8)
@@ -173,7 +177,7 @@ def decode_json(text: str, decoder: json.JSONDecoder | None = None, start: int =
         value, end = (decoder or _DECODER).raw_decode(text, start)
     except RecursionError as error:
         raise OverLimitError(f"is nested more than {MAX_DEPTH} deep") from error
-    if text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH:  # few values are that large
+    if text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH:  # few values are so large
         measure(value, most_bytes=MAX_FILE_BYTES)
     return value, end
 
@@ -182,9 +186,9 @@ _DECODER = json.JSONDecoder()
 
 
 def read_yaml(text: str) -> tuple[yaml.Node | None, Any]:
-    """A YAML document as a tree with line numbers, and as values. Raises yaml.YAMLError with the place, if it has one.
+    """Return a YAML document as a tree with line numbers, and as values. Raises yaml.YAMLError, with the line if known.
 
-    Aliases count as if they were expanded, and none may refer to a value that contains it.
+    Aliases count as if they were expanded. An alias may not refer to a value that contains the alias.
 
     >>> read_yaml("a: &x [1, 2]\nb: *x")[1]
     {'a': [1, 2], 'b': [1, 2]}
@@ -202,7 +206,7 @@ def read_yaml(text: str) -> tuple[yaml.Node | None, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts the nodes of a document, and gives every error its place."""
+    """Loads a document, counts its nodes, and adds the line to every error."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -244,11 +248,11 @@ class _Loader(yaml.SafeLoader):
         try:
             value: Any = cast("Any", super()).construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            # What the library raises for `!!bool x`, `!!int ''`, `!!timestamp x` and 2026-99-99.
+            # The library raises these for `!!bool x`, `!!int ''`, `!!timestamp x` and 2026-99-99.
             kind = str(node.tag).rpartition(":")[2]
             raise yaml.constructor.ConstructorError(None, None, f"not a valid {kind}", node.start_mark) from error
         if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
-            raise yaml.constructor.ConstructorError(None, None, "a number that is too long", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "a number with too many digits", node.start_mark)
         return value
 
 
@@ -256,15 +260,15 @@ _MAX_INTEGER_BITS = 128
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception, so that no handler in the limited code keeps it."""
+    """Raised when the time is up. It is not an Exception, so that no handler in the limited code catches it."""
 
 
 @contextmanager
 def limited_time(seconds: float, doing: str, *, file: str) -> Generator[None]:
-    """Stop code of this thread if it takes more than `seconds` of processor time. Raises OverLimitError.
+    """Stop the code in this context if it takes more than `seconds` of processor time. Raises OverLimitError.
 
-    The clock is read at each line of the Python file `file`, and whenever a Python function is called. What such a line
-    does in C must be limited by the size of its input.
+    The clock is read at each line of the Python file `file`, and at each call of a Python function. C code that one
+    such line calls is not interrupted, so its input must be small.
     """
     end = time.thread_time() + seconds
 

@@ -1,4 +1,4 @@
-"""The configuration of a run: every setting with its type, bounds, default and meaning. `recipe.py` reads it."""
+"""The configuration of a run: every setting with its type, bounds, default and meaning."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ __all__ = [
 
 
 SOLUTIONS = "solutions"
-"""The entry of sft.data that stands for the solutions of the tasks."""
+"""The entry of sft.data that means the solutions of the tasks."""
 
 # Prefix of files in mcprl's own packages: `mcprl:market/train.jsonl` is in mcprl_market/data.
 _SHIPPED = "mcprl:"
@@ -77,7 +77,7 @@ def _relative_to_file(value: object, info: ValidationInfo) -> object:
 
 
 def _own_function(value: object, info: ValidationInfo) -> object:
-    """The file of `file.py:name` is relative to the recipe."""
+    """Resolve the file of `file.py:name` relative to the recipe."""
     if not isinstance(value, str) or ".py:" not in value:
         return value
     file, _, name = value.rpartition(":")
@@ -88,7 +88,7 @@ def _shipped(value: str) -> Path:
     extra, _, name = value.removeprefix(_SHIPPED).partition("/")
     package = find_spec(f"mcprl_{extra}")
     if package is None or package.origin is None:
-        raise MissingExtraError(f"{value} is in a package that is not installed", fix=f"pip install 'mcprl[{extra}]'")
+        raise MissingExtraError(f"{value} needs a package that is not installed", fix=f"pip install 'mcprl[{extra}]'")
     return Path(package.origin).parent / "data" / name
 
 
@@ -98,9 +98,9 @@ def _model_location(value: object, info: ValidationInfo) -> object:
     if value.startswith((".", "/")):
         return str(_relative_to_file(value, info))
     if value.startswith("~") or value.count("/") > 1:
-        raise ValueError("is neither a folder, which begins with ./, ../ or /, nor a name on the hub (owner/name)")
+        raise ValueError("is neither a folder (starting with ./, ../ or /) nor a name on the hub (owner/name)")
     if Path(str(_relative_to_file(value, info))).is_dir():
-        raise ValueError(f"is a name on the hub, but there is a folder of that name: write ./{value} for the folder")
+        raise ValueError(f"is ambiguous, because a folder has the same name: write ./{value} for the folder")
     return value
 
 
@@ -137,10 +137,10 @@ class Section(BaseModel):
     def _is_bounded(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, int | float) and info.field_name != "seed" and not _is_usual(value):
             raise ValueError(f"a number must be 0, or from {MIN_NUMBER:g} to {MAX_NUMBER:,.0f}")
-        given: object = value  # keeps the type of `value` plain
+        given: object = value  # keep the type of `value` simple
         items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
         if any(isinstance(item, str | Path) and "\0" in str(item) for item in items):
-            raise ValueError("there is a null character in it")
+            raise ValueError("it contains a null character")
         return value
 
 
@@ -152,12 +152,14 @@ class SkyrlConfig(Section):
     )
     backend: Literal["jax", "fsdp", "megatron", "hosted"] = Field(
         default="jax",
-        description="Backend behind the API. It decides how the loss is scaled and which settings are refused.",
+        description="Backend behind the API. It determines how the loss is scaled and which settings are allowed.",
     )
     python: FilePath | None = Field(
         default=None,
-        description="Python interpreter of the environment with SkyRL, used if mcprl starts the server; null: the one "
-        "that runs mcprl.",
+        description=(
+            "Python interpreter of SkyRL's environment, used if mcprl starts the server; null: the interpreter that "
+            "runs mcprl."
+        ),
     )
     backend_config: dict[str, int | float | bool | str] = Field(
         default_factory=dict[str, int | float | bool | str],
@@ -169,7 +171,7 @@ class WorkersConfig(Section):
     """Where episodes run: in this process, or in Ray workers, each with its own tool servers."""
 
     count: int = Field(
-        default=0, ge=0, description="Ray workers, at one core each; 0: this process plays all episodes, without Ray."
+        default=0, ge=0, description="Ray workers, at one core each; 0: run all episodes in this process, without Ray."
     )
     address: str | None = Field(
         default=None, description="Address of the Ray cluster; null: mcprl starts Ray on this machine."
@@ -177,7 +179,7 @@ class WorkersConfig(Section):
 
 
 def lacking_in_skyrl(config: RunConfig) -> str | None:
-    """Describe the settings that the Tinker API does not support, and what to do instead. None if it supports all."""
+    """Describe settings that the Tinker API does not support, and what to do instead. None if it supports all."""
     sampling, algorithm, learner, backend = config.sampling, config.algorithm, config.learner, config.skyrl.backend
     refusals = (
         (algorithm.has_critic, "a value head (algorithm.advantages=gae): use grpo, dr_grpo or rloo"),
@@ -186,8 +188,8 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
             algorithm.kl.needs_reference and algorithm.kl.reference == "ema",
             "a moving average (algorithm.kl.reference=ema): use sync, a frozen snapshot, or base",
         ),
-        (learner.tuning != "lora", f"learner.tuning={learner.tuning}: it only trains adapters, so use lora"),
-        (learner.lora_alpha != 32, "a scale of the adapter: set learner.lora_alpha to 32, which the API always uses"),
+        (learner.tuning != "lora", f"learner.tuning={learner.tuning}: the API trains only adapters, so use lora"),
+        (learner.lora_alpha != 32, "an adapter scale: set learner.lora_alpha to 32, the API's fixed value"),
         (
             learner.max_grad_norm is not None,
             "gradient clipping: set learner.max_grad_norm to null; with fsdp and megatron, the server's own "
@@ -195,13 +197,13 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
         ),
         (learner.processes > 1, "learner.processes above 1: the server distributes the work itself, so set it to 1"),
         (sampling.temperature != 1.0, "logprobs at a temperature other than 1: set sampling.temperature to 1.0"),
-        (bool(sampling.stop), "texts that end a turn, only token ids: leave sampling.stop empty"),
+        (bool(sampling.stop), "stop texts, only stop token ids: leave sampling.stop empty"),
         (sampling.constrain != "off", "grammars: set sampling.constrain to off"),
-        (config.model.adapter is not None, "an adapter to start from: set model.adapter to null"),
+        (config.model.adapter is not None, "an initial adapter: set model.adapter to null"),
         (
             backend == "jax" and config.training.max_staleness > 0,
-            "sampling from weights older than those in training (training.max_staleness): with backend jax both are "
-            "one adapter, so set it to 0, or use fsdp, megatron or hosted",
+            "sampling from older weights (training.max_staleness): backend jax samples from the adapter in training, "
+            "so set it to 0, or use fsdp, megatron or hosted",
         ),
         (
             backend in ("fsdp", "megatron") and learner.weight_decay > 0,
@@ -219,17 +221,20 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
 class TasksConfig(Section):
     """The tasks to train on."""
 
-    train: FilePath = Field(description="File of tasks to train on: JSON lines, or a JSON list of SkyRL rows.")
+    train: FilePath = Field(description="File of training tasks: JSON lines, or a JSON list of SkyRL rows.")
     validation: FilePath | None = Field(
         default=None, description="File of tasks for evaluation, in the same formats; the policy never trains on them."
     )
     order: Literal["shuffled", "curriculum"] = Field(
         default="shuffled",
-        description="shuffled: all tasks alike; curriculum: easy tasks first, then those solved sometimes.",
+        description=(
+            "shuffled: all tasks in random order; curriculum: easy tasks first, then tasks that are solved only "
+            "sometimes."
+        ),
     )
     preamble: FilePath | None = Field(
         default=None,
-        description="JSON list of messages put before the messages of each task: a system prompt, worked examples.",
+        description="JSON list of messages inserted before those of each task: a system prompt, worked examples.",
     )
 
 
@@ -238,7 +243,7 @@ _MAX_TURNS = {Difficulty.EASY: 5, Difficulty.MEDIUM: 8, Difficulty.HARD: 10}
 
 
 def _with_default_turns(value: object) -> object:
-    # A difficulty that is left out keeps its default limit, so that its tasks do not fail in the middle of a run.
+    # If the user leaves a difficulty out, it keeps its default limit; otherwise its tasks would fail during a run.
     return {**_MAX_TURNS, **cast("dict[Any, Any]", value)} if isinstance(value, dict) else value
 
 
@@ -248,9 +253,11 @@ class EpisodesConfig(Section):
     group_size: int = Field(default=8, ge=2, description="Episodes per task; their rewards are compared.")
     max_concurrent: int = Field(default=64, ge=1, description="Episodes that run at the same time.")
     max_turns: Annotated[dict[Difficulty, _AtLeastOne], BeforeValidator(_with_default_turns)] = Field(
-        default=_MAX_TURNS, description="Turns per episode, by difficulty of the task."
+        default=_MAX_TURNS, description="Maximum turns per episode, by difficulty of the task."
     )
-    deadline_s: float = Field(default=600.0, gt=0, description="Seconds per episode; no single turn may take longer.")
+    deadline_s: float = Field(
+        default=600.0, gt=0, description="Deadline of an episode, in seconds; it also limits single turns."
+    )
     injected_errors: float = Field(
         default=0.0, ge=0, lt=1, description="Share of tool calls that fail on purpose, to teach recovery."
     )
@@ -266,27 +273,29 @@ class JudgeConfig(Section):
     url: str = Field(description="Base URL of the endpoint, such as http://127.0.0.1:8000/v1.")
     model: str = Field(description="Name of the model at the endpoint.")
     key_env: str | None = Field(default=None, description="Environment variable that holds the API key; null: no key.")
-    cache: FilePath | None = Field(
-        default=None, description="SQLite file of grades, so that no question is asked twice; null: no cache."
-    )
 
 
 class RewardFunctionConfig(Section):
-    """A reward function in Python. It is one more part of the reward of every episode."""
+    """A reward function in Python. Its result becomes one more part of the reward of every episode."""
 
     function: OwnFunction = Field(description="The function, as rewards.py:name, relative to the recipe.")
-    weight: float = Field(ge=0, description="Weight of its value, from -1 to 1.")
-    deadline_s: float = Field(default=10.0, gt=0, le=3600, description="Seconds that one call may take.")
-    probes: tuple[str, ...] = Field(default=(), description="Tools that it may call on the episode's servers.")
+    weight: float = Field(ge=0, description="Weight of the function's value, from -1 to 1.")
+    deadline_s: float = Field(default=10.0, gt=0, le=3600, description="Deadline of a call, in seconds.")
+    probes: tuple[str, ...] = Field(
+        default=(), description="Tools that the function may call on the episode's servers."
+    )
     on_error: Literal["stop", "lose_episode"] = Field(
         default="stop",
-        description="If it raises, misses its deadline or returns no number. stop: the run ends; lose_episode: the "
-        "episode is played again, as after a fault of the infrastructure.",
+        description=(
+            "What to do if the function raises, misses its deadline or does not return a number. stop: end the run; "
+            "lose_episode: rerun the episode, as after an infrastructure fault."
+        ),
     )
 
 
 class RewardsConfig(Section):
-    """Weights of the parts of a reward, which is the weighted mean of the parts that a task checks, minus penalties.
+    """Weights of the parts of a reward. The reward is the weighted mean of the parts that a task checks, minus
+    penalties.
 
     A part with weight 0 is still measured and logged. Rewards are clipped to [−1, 1].
     """
@@ -294,14 +303,17 @@ class RewardsConfig(Section):
     answer: float = Field(default=1.0, ge=0, description="Weight of a correct final answer.")
     state: float = Field(default=1.0, ge=0, description="Weight of the share of expected facts that hold at the end.")
     calls: float = Field(default=0.5, ge=0, description="Weight of the share of expected tools that were called.")
-    arguments: float = Field(default=0.5, ge=0, description="Weight of the share of expected arguments that are right.")
+    arguments: float = Field(
+        default=0.5, ge=0, description="Weight of the share of expected arguments that are correct."
+    )
     efficiency: float = Field(default=0.1, ge=0, description="Weight of call efficiency: expected calls ÷ calls made.")
     rubric: float = Field(default=1.0, ge=0, description="Weight of the judge's grade, for tasks with a rubric.")
+    check: float = Field(default=1.0, ge=0, description="Weight of what a task's own check in Python returns.")
     invalid_call: float = Field(default=0.05, ge=0, description="Penalty per invalid call.")
     unanswered: float = Field(
-        default=0.05, ge=0, description="Penalty if a limit of turns or tokens ends the episode without an answer."
+        default=0.05, ge=0, description="Penalty if a turn or token limit ends the episode without an answer."
     )
-    judge: JudgeConfig | None = Field(default=None, description="Judge of the answers to tasks with a rubric.")
+    judge: JudgeConfig | None = Field(default=None, description="Model that grades the answers to tasks with a rubric.")
     functions: dict[str, RewardFunctionConfig] = Field(
         default_factory=dict[str, RewardFunctionConfig],
         description="Reward functions in Python, by the name of their part.",
@@ -312,7 +324,8 @@ class RewardsConfig(Section):
         for name in self.functions:
             if name in RewardsConfig.model_fields or not name.isidentifier():
                 raise ValueError(
-                    f"a reward function cannot be named {name!r}: choose a name in Python's form that is not a part"
+                    f"a reward function cannot be named {name!r}: choose a Python identifier that is not the name of "
+                    "a built-in part"
                 )
         return self
 
@@ -330,13 +343,14 @@ class LearnerConfig(Section):
     )
     learning_rate: float = Field(default=2e-5, gt=0, description="Peak learning rate of AdamW.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="Decay of the learning rate after warm-up: none, or to 0 at the last step."
+        default="constant",
+        description="Learning-rate schedule after warm-up: constant, or decay to 0 at the last step.",
     )
     warmup_steps: int = Field(
         default=0, ge=0, description="Optimizer steps over which the learning rate warms up linearly."
     )
     weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of AdamW.")
-    max_grad_norm: float | None = Field(default=1.0, gt=0, description="Norm to clip gradients to; null: no clipping.")
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="Maximum gradient norm; null: no clipping.")
     lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
     microbatch: int = Field(default=4, ge=1, description="Trajectories per forward pass.")
@@ -344,23 +358,25 @@ class LearnerConfig(Section):
         default=True, description="Compute a prefix only once if several trajectories in a pass share it."
     )
     checkpointing: bool = Field(
-        default=True, description="Gradient checkpointing: about a fifth slower, for a fraction of the memory."
+        default=True, description="Gradient checkpointing: about 20% slower, but uses a fraction of the memory."
     )
-    processes: int = Field(default=1, ge=1, description="Processes that share the work, one per GPU.")
+    processes: int = Field(default=1, ge=1, description="Number of learner processes, one per GPU.")
     sharding: Literal["fsdp2", "zero3"] = Field(
         default="fsdp2", description="How several processes shard the weights: torch's FSDP2 or DeepSpeed's ZeRO-3."
     )
     max_parity_error: float = Field(
         default=0.2,  # normal values: 0.01 to 0.06 with bfloat16, below 1e-5 with float32
         gt=0,
-        description="Largest mean |Δlogprob| per token between sampler and learner before an update; above it the run "
-        "stops. Use 1e-4 with float32.",
+        description="Stop the run if the mean |Δlogprob| per token between sampler and learner is above this before an "
+        "update. Use 1e-4 with float32.",
     )
 
     @model_validator(mode="after")
     def _four_bits_are_not_sharded(self) -> LearnerConfig:
         if self.tuning == "lora_4bit" and self.processes > 1:
-            raise ValueError("learner.tuning=lora_4bit runs in one process: its weights cannot be sharded")
+            raise ValueError(
+                "learner.tuning=lora_4bit requires a single process, because 4-bit weights cannot be sharded"
+            )
         return self
 
 
@@ -370,20 +386,22 @@ class KlConfig(Section):
     coefficient: float = Field(default=0.0, ge=0, description="Weight of the KL penalty.")
     estimator: Literal["k1", "k2", "k3"] = Field(
         default="k2",
-        description="Estimate per token. k1: the log ratio, subtracted from the reward of each token; k2: half its "
-        "square, added to the loss; k3: added to the loss, unbiased and never negative, with a biased gradient.",
+        description="KL estimator per token. k1: the log ratio, subtracted from the reward of each token; k2: half its "
+        "square, added to the loss; k3: added to the loss; unbiased and nonnegative, but with a biased gradient.",
     )
     target: float | None = Field(
         default=None,
         gt=0,
-        description="Target KL in nats per token, to which the coefficient is adapted; null: the coefficient is fixed.",
+        description="Target KL in nats per token; the coefficient is adapted to reach it; null: fixed coefficient.",
     )
     cap: float | None = Field(
         default=None,
         gt=0,
-        description="Maximum KL in nats per token. Above it, optimizer steps are skipped. An update that ends above "
-        "it, or moves the policy by more, is rolled back, and after such a jump the learning rate is halved. Unless "
-        "the reference is base, it is then reset to the policy.",
+        description=(
+            "Maximum KL in nats per token. Optimizer steps above the cap are skipped. An update that exceeds it, or "
+            "moves the policy by more, is rolled back; after such a jump, the learning rate is halved and a "
+            "reference other than base is reset to the policy."
+        ),
     )
     reference: Literal["base", "ema", "sync"] = Field(
         default="base",
@@ -392,8 +410,10 @@ class KlConfig(Section):
     lag: int | None = Field(
         default=None,
         ge=1,
-        description="sync: number of updates between copies of the policy (null: 20). ema: number of updates to "
-        "average over; the decay is 1 − 1 / lag (null: 100).",
+        description=(
+            "sync: updates between copies of the policy (null: 20). ema: updates to average over; the decay is 1 − 1 "
+            "/ lag (null: 100)."
+        ),
     )
 
     @property
@@ -402,7 +422,7 @@ class KlConfig(Section):
 
     @property
     def in_reward(self) -> bool:
-        """Whether the penalty is subtracted from the reward. As a loss, k1 would have no gradient."""
+        """Return whether the penalty is subtracted from the reward. As a loss, k1 would have no gradient."""
         return self.estimator == "k1"
 
     @property
@@ -416,7 +436,7 @@ class KlConfig(Section):
     @model_validator(mode="after")
     def _a_target_needs_a_start(self) -> KlConfig:
         if self.target is not None and self.coefficient == 0:
-            raise ValueError("kl.target adapts kl.coefficient, which must start above 0")
+            raise ValueError("kl.target adapts kl.coefficient, so the initial coefficient must be above 0")
         return self
 
 
@@ -433,16 +453,17 @@ class CriticConfig(Section):
         default=1.0,
         ge=0,
         le=1,
-        description="GAE's λ, from one-step errors (0) to whole returns (1); it decays per step, as gamma does.",
+        description="GAE's λ, from one-step errors (0) to full returns (1); decays per step, like gamma.",
     )
     step: Literal["token", "turn"] = Field(
-        default="token", description="A step is a sampled token, or a turn, whose tokens share one advantage."
+        default="token",
+        description="What counts as a step: each sampled token, or each turn (its tokens share one advantage).",
     )
     learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate of the value head.")
 
 
 class WarmStartConfig(Section):
-    """Imitation of the solutions in the task file in addition to reinforcement learning. Its weight decreases to 0."""
+    """Imitation learning from the solutions in the task file, in addition to RL. Its weight decreases to 0."""
 
     weight: float = Field(default=0.0, ge=0, description="Weight of the imitation loss in the first step.")
     steps: int = Field(
@@ -457,27 +478,41 @@ _Gate = Annotated[tuple[float, float], Field(description="lowest and highest rat
 
 
 LOSSES = ("ppo", "gspo", "cispo")
+ADVANTAGES = ("grpo", "dr_grpo", "rloo", "gae")
 
 
 def _known_loss(value: str) -> str:
     if value not in LOSSES and not re.fullmatch(_REFERENCE, value):
-        raise ValueError(f"a loss is {', '.join(LOSSES)}, or a function of your own such as losses.py:name")
+        raise ValueError(f"a loss is {', '.join(LOSSES)}, or your own function, such as losses.py:name")
+    return value
+
+
+def _known_advantages(value: str) -> str:
+    if value not in ADVANTAGES and not re.fullmatch(_REFERENCE, value):
+        raise ValueError(f"advantages are {', '.join(ADVANTAGES)}, or a function of your own such as mine.py:name")
     return value
 
 
 class AlgorithmConfig(Section):
     """The objective: how advantages and the loss are computed."""
 
-    advantages: Literal["grpo", "dr_grpo", "rloo", "gae"] = Field(
+    advantages: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_advantages)] = Field(
         default="grpo",
-        description="grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: not divided; "
-        "rloo: reward minus the mean of the other members; gae: against a value head.",
+        description=(
+            "grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: the same without the "
+            "division; rloo: reward minus the mean of the other members; gae: relative to a value head; or a "
+            "function of your own, as advantages.py:name."
+        ),
     )
-    whiten: bool = Field(default=False, description="Normalize advantages over the batch to mean 0 and deviation 1.")
+    whiten: bool = Field(
+        default=False, description="Normalize advantages over the batch to mean 0 and standard deviation 1."
+    )
     loss: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_loss)] = Field(
         default="ppo",
-        description="ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob; or a "
-        "function of your own, as losses.py:name.",
+        description=(
+            "ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob; or your own "
+            "function, as losses.py:name."
+        ),
     )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         default="token_mean",
@@ -506,23 +541,29 @@ class AlgorithmConfig(Section):
     entropy: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     masks: Literal["exact", "text", "none"] = Field(
         default="exact",
-        description="Sampled tokens that carry no loss. exact: those where the grammar allowed one token; text: those "
-        "where it allowed one text; none: all tokens carry loss.",
+        description=(
+            "Which sampled tokens carry no loss. exact: those for which the grammar allowed only one token; text: "
+            "those for which it allowed only one text; none: all tokens carry loss."
+        ),
     )
     refill_rounds: int = Field(
         default=0,
         ge=0,
-        description="How many times per step groups with equal rewards are replaced by groups of other tasks. 0: "
-        "never; such groups stay in the batch and contribute no gradient.",
+        description=(
+            "How many times per step to replace groups with equal rewards by groups of other tasks. 0: never; such "
+            "groups stay in the batch but contribute no gradient."
+        ),
     )
     min_learnable_tokens: int = Field(
-        default=16, ge=1, description="Learnable tokens that a batch needs; with fewer its update is skipped."
+        default=16,
+        ge=1,
+        description="Minimum number of learnable tokens in a batch; with fewer, the update is skipped.",
     )
     min_learnable_share: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="Share of sampled tokens that must be learnable; below it the update is skipped.",
+        description="Minimum share of sampled tokens that are learnable; below it, the update is skipped.",
     )
     epochs: int = Field(default=1, ge=1, description="Passes over each batch.")
     minibatches: int = Field(default=2, ge=1, description="Optimizer steps per pass.")
@@ -535,38 +576,45 @@ class AlgorithmConfig(Section):
         return self.advantages == "gae"
 
     @property
+    def has_own_advantages(self) -> bool:
+        return self.advantages not in ADVANTAGES
+
+    @property
     def has_own_loss(self) -> bool:
         return self.loss not in LOSSES
 
     @model_validator(mode="after")
     def _settings_belong_together(self) -> AlgorithmConfig:
         if self.ratio_gate is not None and not 0 <= self.ratio_gate[0] < 1 < self.ratio_gate[1]:
-            raise ValueError("ratio_gate needs a number below 1 and one above it, such as [0.25, 4.0]")
+            raise ValueError("ratio_gate needs a number below 1 and a number above 1, such as [0.25, 4.0]")
         if self.dual_clip is not None and self.loss != "ppo":
             raise ValueError("dual_clip applies only to the ppo loss")
         if self.has_critic and self.refill_rounds:
-            raise ValueError("refill_rounds does not apply to gae: a value head judges each episode by itself")
+            raise ValueError(
+                "refill_rounds does not apply to gae, because a value head does not compare the episodes of a group"
+            )
         return self
 
 
 class ModelConfig(Section):
     """The model to train."""
 
-    path: ModelLocation = Field(description="Folder of the model (begins with . or /), or its name on the hub.")
+    path: ModelLocation = Field(description="Folder of the model (starts with . or /), or its name on the hub.")
     renderer: str = Field(
         default="auto",
-        description="How chats become tokens. A model family such as qwen3, or chatml: that format; template: the "
-        "model's own chat template; auto: chosen by the model's name on the hub.",
+        description="Chat format. A model family such as qwen3, or chatml: that format; template: the model's own chat "
+        "template; auto: chosen by the model's name on the hub.",
     )
     thinking: bool | None = Field(
         default=None,
-        description="Whether the model thinks before it answers, for families with such a switch; null: the family's "
-        "default.",
+        description=(
+            "Whether the model thinks before it answers, for families that support both; null: the family's default."
+        ),
     )
     dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_no_float16)] = Field(
         default="bfloat16", description="Data type of sampler and learner. With float32 their logprobs agree."
     )
-    context_tokens: int = Field(default=4096, ge=64, description="Longest conversation in tokens.")
+    context_tokens: int = Field(default=4096, ge=64, description="Maximum length of a conversation, in tokens.")
     adapter: FilePath | None = Field(
         default=None,
         description="Folder of a LoRA adapter to start from, such as outputs/hello-cpu-sft/adapter; null: none.",
@@ -576,17 +624,21 @@ class ModelConfig(Section):
 class VllmConfig(Section):
     """The vLLM server that mcprl starts."""
 
-    max_sequences: int = Field(default=64, ge=1, description="Sequences that vLLM decodes at the same time.")
-    memory_fraction: float = Field(default=0.5, gt=0, lt=1, description="Share of the GPU's memory that vLLM takes.")
+    max_sequences: int = Field(
+        default=64, ge=1, description="Maximum number of sequences that vLLM decodes concurrently."
+    )
+    memory_fraction: float = Field(default=0.5, gt=0, lt=1, description="Share of GPU memory for vLLM.")
     cpu_cache_gib: int = Field(default=1, ge=1, description="Size of the KV cache in GiB if vLLM runs on a CPU.")
     merge_adapters: bool = Field(
         default=False,
-        description="Merge each adapter into vLLM's weights: much faster on a CPU. Needs model.dtype=float32, since "
-        "bfloat16 would round a small adapter away.",
+        description=(
+            "Merge each adapter into vLLM's weights, which is much faster on a CPU. Requires model.dtype=float32, "
+            "because bfloat16 would round off most of a small adapter."
+        ),
     )
 
 
-# Other trainers allow these settings. Their ratios are then wrong, because tokens come from another distribution.
+# Other trainers allow these settings. They make ratios wrong, because tokens are sampled from another distribution.
 NOT_REPRODUCIBLE = frozenset(
     ("top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty")
 ) | frozenset(("frequency_penalty", "min_tokens", "logit_bias", "bad_words"))
@@ -600,17 +652,21 @@ def _off_as_text(value: object) -> object:
 class SamplingConfig(Section):
     """How the policy samples its turns."""
 
-    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; the learner uses the same.")
-    max_tokens: int = Field(default=512, ge=1, description="Longest turn in tokens.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature, also used by the learner.")
+    max_tokens: int = Field(default=512, ge=1, description="Maximum length of a turn, in tokens.")
     stop: tuple[str, ...] = Field(default=(), description="Texts that end a turn, such as </tool_call>.")
     constrain: Annotated[Literal["off", "calls", "act"], BeforeValidator(_off_as_text)] = Field(
         default="off",
-        description="Constrain tool calls with a grammar. off: no grammar; calls: once the model starts a call, it "
-        "must match the tool's schema; act: like calls, and no text outside calls.",
+        description=(
+            "Constrain tool calls with a grammar. off: no grammar; calls: once the model starts a call, the call "
+            "must match the tool's schema; act: like calls, but with no text outside calls."
+        ),
     )
     loose_tools: tuple[str, ...] = Field(
         default=(),
-        description="Tools whose schemas no grammar can express in full; the grammar enforces the rest of them.",
+        description=(
+            "Tools whose schemas a grammar cannot fully express; the grammar enforces the parts that it can express."
+        ),
     )
     vllm: VllmConfig = VllmConfig()
 
@@ -618,23 +674,24 @@ class SamplingConfig(Section):
 class TrainingConfig(Section):
     """The training loop."""
 
-    steps: int = Field(default=100, ge=1, description="Steps of the run: each collects a batch and learns from it.")
+    steps: int = Field(default=100, ge=1, description="Number of steps; each collects a batch and learns from it.")
     tasks_per_step: int = Field(default=8, ge=1, description="Tasks per batch, each with a group of episodes.")
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="Maximum number of updates by which the sampler's weights may lag behind the learner's. 0: "
-        "synchronous; above 0: the next steps are collected during an update, which needs "
-        "algorithm.old_logprobs=recomputed.",
+        description=(
+            "Maximum number of updates by which the sampler's weights may lag behind the learner's. 0: synchronous; "
+            "above 0: later steps are collected during an update (requires algorithm.old_logprobs=recomputed)."
+        ),
     )
     checkpoint_every: int = Field(default=1, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(
         default=3,
         ge=1,
-        description="How many of the newest checkpoints to keep, besides the best one and the last healthy one.",
+        description="How many recent checkpoints to keep, in addition to the best one and the last healthy one.",
     )
     outputs: Path = Field(
-        default=Path("outputs"), description="Folder of all runs, relative to the folder where mcprl starts."
+        default=Path("outputs"), description="Folder for all runs, relative to the folder where mcprl is started."
     )
 
 
@@ -644,18 +701,26 @@ class SftConfig(Section):
     data: tuple[Annotated[str, BeforeValidator(_sft_source)], ...] = Field(
         default=(SOLUTIONS,),
         min_length=1,
-        description="What to imitate. solutions: those of the tasks; a file of JSON lines: demonstrations of tasks, or "
-        "chats in OpenAI's format; the folder of a run: its episodes that passed their checks.",
+        description=(
+            "What to imitate. solutions: the tasks' solutions; a file of JSON lines: demonstrations of tasks, or "
+            "chats in OpenAI's format; the folder of a run: its episodes that passed their checks."
+        ),
     )
-    steps: int = Field(default=100, ge=1, description="Optimizer steps, unless the validation loss stops improving.")
+    steps: int = Field(
+        default=100,
+        ge=1,
+        description="Maximum optimizer steps; training ends earlier if the validation loss stops improving.",
+    )
     batch_size: int = Field(default=16, ge=1, description="Conversations per step.")
-    learning_rate: float = Field(default=2e-4, gt=0, description="Takes the place of learner.learning_rate.")
+    learning_rate: float = Field(default=2e-4, gt=0, description="Learning rate, in place of learner.learning_rate.")
     validation: float = Field(
         default=0.1,
         ge=0,
         lt=1,
-        description="Share of the conversations that is held out to measure the validation loss; conversations of "
-        "validation tasks are always held out.",
+        description=(
+            "Share of conversations held out to measure the validation loss; conversations of validation tasks are "
+            "always held out."
+        ),
     )
     validate_every: int = Field(
         default=10, ge=1, description="Steps between validations; each one also saves a checkpoint."
@@ -663,28 +728,28 @@ class SftConfig(Section):
 
 
 class RateSettings(Section):
-    """Rate limit of a server. Calls above it wait."""
+    """Rate limit of a server. Calls above the limit wait."""
 
     calls: int = Field(ge=1, description="Calls per period.")
     per_s: float = Field(default=1.0, gt=0, description="Length of the period in seconds.")
 
 
 class BudgetSettings(Section):
-    """How much a run may use a server. A call that would exceed the budget is not made, and the run stops."""
+    """Maximum use of a server by a run. A call that would exceed the budget is not made, and the run stops."""
 
-    calls: int | None = Field(default=None, ge=0, description="Calls per run; null: no limit.")
-    usd: float | None = Field(default=None, ge=0, description="US dollars per run; null: no limit.")
+    calls: int | None = Field(default=None, ge=0, description="Maximum calls per run; null: no limit.")
+    usd: float | None = Field(default=None, ge=0, description="Maximum cost per run in US dollars; null: no limit.")
     usd_per_call: float = Field(default=0.0, ge=0, description="Price of a call in US dollars.")
 
     @model_validator(mode="after")
     def _money_has_a_price(self) -> BudgetSettings:
         if self.usd is not None and not self.usd_per_call:
-            raise ValueError("budget.usd limits nothing without budget.usd_per_call")
+            raise ValueError("budget.usd has no effect without budget.usd_per_call")
         return self
 
 
 class ErrorRule(Section):
-    """Recognizes an error in the text of a result, even if the server reports success."""
+    """A pattern that marks the text of a result as an error, even if the server reports success."""
 
     match: str = Field(
         description="Regular expression to search for in the first 2,048 characters of the result (Rust syntax: no "
@@ -692,7 +757,10 @@ class ErrorRule(Section):
     )
     fault: Literal["policy", "infrastructure"] = Field(
         default="policy",
-        description="policy: the result is shown as an error; infrastructure: the call has failed and may be retried.",
+        description=(
+            "Whose fault the error is. policy: show it to the model; infrastructure: the call failed and may be "
+            "retried."
+        ),
     )
 
     @field_validator("match")
@@ -705,8 +773,9 @@ class ErrorRule(Section):
 
 
 class SandboxSettings(Section):
-    """Runs a server's command in a bubblewrap sandbox. `true`: it sees its own program and no other file of yours, no
-    network and no variables except its own `env`; `null`: it runs like any other program of yours."""
+    """Runs a server's command in a bubblewrap sandbox. With `true`, the server sees its own program but none of your
+    other files, no network, and no variables except its own `env`. With `null`, it runs like any other program of
+    yours."""
 
     read: tuple[FilePath, ...] = Field(default=(), description="Files and folders that the server may read.")
     write: tuple[FilePath, ...] = Field(default=(), description="Folders that the server may read and write.")
@@ -718,7 +787,7 @@ class SandboxSettings(Section):
     @classmethod
     def _not_everything(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
         if Path("/") in value:
-            raise ValueError("may not be /, which is every file of this machine")
+            raise ValueError("must not be /, which would allow every file on this machine")
         return value
 
 
@@ -727,49 +796,65 @@ class ServerSettings(Section):
 
     start: tuple[str, ...] = Field(
         default=(),
-        description="Command that starts a server reached by URL; `{port}` in it and in the URL becomes a free port.",
+        description=(
+            "Command that starts a server reached by URL; `{port}` in the command and the URL is replaced by a free "
+            "port."
+        ),
     )
-    start_deadline_s: float = Field(default=30.0, gt=0, description="Seconds to start the server and list its tools.")
-    call_deadline_s: float = Field(default=30.0, gt=0, description="Seconds that a call may take.")
+    start_deadline_s: float = Field(
+        default=30.0, gt=0, description="Deadline for starting the server and listing its tools, in seconds."
+    )
+    call_deadline_s: float = Field(default=30.0, gt=0, description="Deadline of a call, in seconds.")
     attempts: int = Field(
         default=3,
         ge=1,
-        description="Attempts per call that fails by no fault of the policy; a call is repeated only if that is safe.",
+        description=(
+            "Maximum attempts per call if it fails through no fault of the policy; a call is retried only if that is "
+            "safe."
+        ),
     )
-    replicas: int = Field(default=1, ge=1, description="Processes of a shared server; calls go to the least busy.")
+    replicas: int = Field(
+        default=1, ge=1, description="Number of processes of a shared server; calls go to the least busy process."
+    )
     isolation: Literal["shared", "per_episode"] = Field(
-        default="shared", description="shared: all episodes use one server; per_episode: each gets a fresh one."
+        default="shared",
+        description="shared: all episodes use one server; per_episode: each episode gets a fresh server.",
     )
     max_result_bytes: int = Field(
-        default=65536, ge=256, description="Longest result in bytes; longer ones are truncated with a note."
+        default=65536,
+        ge=256,
+        description="Maximum size of a result in bytes; longer results are truncated, with a note.",
     )
     rate: RateSettings | None = Field(default=None, description="Rate limit; null: none.")
     budget: BudgetSettings = BudgetSettings()
-    cache_s: float = Field(
-        default=0.0, ge=0, description="Seconds for which the result of a read-only tool is reused for the same call."
-    )
+    cache_s: float = Field(default=0.0, ge=0, description="How many seconds to cache the results of read-only tools.")
     read_only: tuple[str, ...] = Field(
         default=(),
-        description="Tools to treat as free of side effects even if the server does not declare that; * matches any "
-        "text.",
+        description=(
+            "Tools to treat as free of side effects even if the server does not declare them so; * matches any text."
+        ),
     )
     allow: tuple[str, ...] = Field(default=("*",), description="Tools to offer; * matches any text.")
     deny: tuple[str, ...] = Field(default=(), description="Tools never to offer, even if `allow` matches them.")
     tool_aliases: dict[str, str] = Field(
-        default_factory=dict[str, str], description="Aliases of tools: maps each alias to the tool it stands for."
+        default_factory=dict[str, str], description="Aliases of tools: maps each alias to the name of its tool."
     )
     argument_aliases: dict[str, str] = Field(
         default_factory=dict[str, str],
-        description="Aliases of arguments: maps each alias to the argument it stands for, in tools that have no "
-        "argument named like the alias.",
+        description=(
+            "Aliases of arguments: maps each alias to the name of its argument, in tools without an argument of the "
+            "alias's name."
+        ),
     )
     recorded: tuple[str, ...] = Field(
         default=("*",),
-        description="With cassette_mode=mixed, tools to replay if they have recordings; the others are called. * "
-        "matches any text.",
+        description=(
+            "With cassette_mode=mixed, which tools to replay if they have recordings; other tools are called live. * "
+            "matches any text."
+        ),
     )
     errors: tuple[ErrorRule, ...] = Field(
-        default=(), description="Rules that find errors in results; the first match counts."
+        default=(), description="Rules that detect errors in results; the first match applies."
     )
     sandbox: SandboxSettings | None = None
 
@@ -792,12 +877,13 @@ class ServersConfig(Section):
     """The MCP servers that offer the tools."""
 
     file: FilePath | None = Field(
-        default=None, description="mcpServers file, in the JSON format that MCP clients share; not needed for replay."
+        default=None, description="mcpServers file, in the JSON format used by MCP clients; not needed for replay."
     )
     env_file: FilePath | None = Field(
         default=None,
-        description="File of keys with NAME=value lines; null: .env in the folder where mcprl was started, if it "
-        "exists.",
+        description=(
+            "Key file, with NAME=value lines; null: .env in the folder where mcprl was started, if it exists."
+        ),
     )
     pins: FilePath | None = Field(
         default=None, description="File written by `mcprl tools pin`; the run stops if the tools differ from it."
@@ -805,9 +891,11 @@ class ServersConfig(Section):
     cassette: FilePath | None = Field(default=None, description="SQLite file of recorded calls.")
     cassette_mode: CassetteMode = Field(
         default="live",
-        description="live: call servers, no cassette; record: call servers and record; replay_else_live: replay, and "
-        "record what is missing; replay: replay only, without servers; mixed: replay the tools that have recordings, "
-        "and call the servers of the file for the others.",
+        description=(
+            "live: call servers without a cassette; record: call servers and record; replay_else_live: replay, and "
+            "call and record what is missing; replay: only replay, without servers; mixed: replay tools with "
+            "recordings, and call the servers of the file for other tools."
+        ),
     )
     settings: dict[str, ServerSettings] = Field(
         default_factory=dict[str, ServerSettings], description="Settings per server, by its name."
@@ -816,7 +904,7 @@ class ServersConfig(Section):
     @model_validator(mode="after")
     def _a_mode_has_its_file(self) -> ServersConfig:
         if self.file is None and self.cassette_mode != "replay":
-            raise ValueError("servers.file is missing: only cassette_mode=replay works without servers")
+            raise ValueError("servers.file is missing, which works only with cassette_mode=replay")
         if self.cassette is None and self.cassette_mode != "live":
             raise ValueError(f"servers.cassette_mode is {self.cassette_mode}, but servers.cassette is not set")
         return self
@@ -825,7 +913,7 @@ class ServersConfig(Section):
 def _http_url(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("an address begins with http:// or https:// and has a host")
+        raise ValueError("an address must start with http:// or https:// and have a host")
     return value
 
 
@@ -838,13 +926,13 @@ _PROJECT = r"^[^/\s]+(/[^/\s]+)?$"
 class WandbConfig(Section):
     """Weights & Biases: metrics, verdicts, a few episodes per step, and the trained weights as an artifact."""
 
-    project: str = Field(pattern=_PROJECT, description="Project in W&B, as entity/project or project alone.")
+    project: str = Field(pattern=_PROJECT, description="W&B project, as entity/project or project.")
 
 
 class WeaveConfig(Section):
     """Weave: a trace per episode, with its turns and calls."""
 
-    project: str = Field(pattern=_PROJECT, description="Project in Weave, as entity/project or project alone.")
+    project: str = Field(pattern=_PROJECT, description="Weave project, as entity/project or project.")
 
 
 class OpenTelemetryConfig(Section):
@@ -856,17 +944,15 @@ class OpenTelemetryConfig(Section):
 class TrackingConfig(Section):
     """Trackers of a run, in addition to its folder. A tracker that is down neither slows nor stops the run."""
 
-    tensorboard: bool = Field(default=False, description="Write TensorBoard files into the run's folder.")
-    tracker: OwnFunction | None = Field(
-        default=None, description="A tracker of your own, as tracker.py:Class; null: none."
-    )
+    tensorboard: bool = Field(default=False, description="Write TensorBoard files to the run's folder.")
+    tracker: OwnFunction | None = Field(default=None, description="Your own tracker, as tracker.py:Class; null: none.")
     wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; null: off.")
     weave: WeaveConfig | None = Field(default=None, description="Weave; null: off.")
     opentelemetry: OpenTelemetryConfig | None = Field(default=None, description="OpenTelemetry; null: off.")
 
     @property
     def named(self) -> list[str]:
-        """The trackers that are on. Their settings, extras and processes have the same names."""
+        """Return the names of the enabled trackers. Their settings, extras and processes have the same names."""
         return [name for name in ("wandb", "weave", "tensorboard", "opentelemetry", "tracker") if getattr(self, name)]
 
 
@@ -874,7 +960,7 @@ class RunConfig(Section):
     """All settings of a run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder.")
-    seed: int = Field(default=0, ge=0, description="Seed of all random draws.")
+    seed: int = Field(default=0, ge=0, description="Seed of all random numbers.")
     engine: Literal["vllm", "transformers", "skyrl"] = Field(
         default="vllm",
         description="Backend for sampling and training. vllm, transformers: sample with that library and train with "
@@ -896,9 +982,10 @@ class RunConfig(Section):
 
     @property
     def own_functions(self) -> list[str]:
-        """The functions and classes of the user's own files, as file.py:name."""
+        """Return the user's own functions and classes, as file.py:name."""
         rewards = (function.function for function in self.rewards.functions.values())
-        return [name for name in (self.algorithm.loss, self.tracking.tracker, *rewards) if name and ".py:" in name]
+        others = (self.algorithm.loss, self.algorithm.advantages, self.tracking.tracker)
+        return [name for name in (*others, *rewards) if name and ".py:" in name]
 
     @model_validator(mode="after")
     def _minibatches_are_not_empty(self) -> RunConfig:
@@ -913,8 +1000,8 @@ class RunConfig(Section):
     def _stale_tokens_are_corrected(self) -> RunConfig:
         if self.training.max_staleness and self.algorithm.old_logprobs != "recomputed":
             raise ValueError(
-                "training.max_staleness above 0 trains on tokens of older weights: set algorithm.old_logprobs to "
-                "recomputed, which corrects for that"
+                "training.max_staleness above 0 trains on tokens sampled from older weights: set "
+                "algorithm.old_logprobs to recomputed to correct for this"
             )
         return self
 
@@ -923,15 +1010,17 @@ class RunConfig(Section):
         merged = self.sampling.vllm.merge_adapters and self.learner.tuning != "full"
         if merged and self.model.dtype != "float32":
             raise ValueError(
-                f"sampling.vllm.merge_adapters with model.dtype={self.model.dtype} would round most of a small adapter "
-                "away: set merge_adapters to false, or model.dtype to float32"
+                f"sampling.vllm.merge_adapters with model.dtype={self.model.dtype} would round off most of a small "
+                "adapter: set merge_adapters to false, or model.dtype to float32"
             )
         return self
 
     @model_validator(mode="after")
     def _an_adapter_is_trained_further(self) -> RunConfig:
         if self.model.adapter is not None and self.learner.tuning == "full":
-            raise ValueError("model.adapter is set, but learner.tuning=full trains no adapter: use learner.tuning=lora")
+            raise ValueError(
+                "model.adapter is set, but learner.tuning=full does not train adapters: use learner.tuning=lora"
+            )
         return self
 
     @model_validator(mode="after")
@@ -941,13 +1030,14 @@ class RunConfig(Section):
             return self
         if kl.needs_reference and (learner.tuning == "full" or kl.reference != "base"):
             raise ValueError(
-                "learner.sharding=zero3 holds one set of weights, but the reference policy of algorithm.kl would be a "
-                "second one: use learner.sharding=fsdp2, or learner.tuning=lora with algorithm.kl.reference=base"
+                "learner.sharding=zero3 supports only one set of weights, but the reference policy of algorithm.kl "
+                "needs a second: use learner.sharding=fsdp2, or learner.tuning=lora with algorithm.kl.reference=base"
             )
         if learner.tuning != "full" and self.model.dtype != "float32":
             raise ValueError(
-                f"learner.tuning={learner.tuning} keeps the base in {self.model.dtype} and the adapter in float32, "
-                "but learner.sharding=zero3 needs one dtype: use learner.sharding=fsdp2, or model.dtype=float32"
+                f"learner.tuning={learner.tuning} keeps the base model in {self.model.dtype} and the adapter in "
+                "float32, but learner.sharding=zero3 needs a single dtype: use learner.sharding=fsdp2, or "
+                "model.dtype=float32"
             )
         return self
 
@@ -959,14 +1049,14 @@ class RunConfig(Section):
         return self
 
     def for_rl(self) -> RunConfig:
-        """Return the settings of a run of reinforcement learning: those without the section `sft`."""
+        """Return the settings of an RL run: all except the section `sft`."""
         return self.model_copy(update={"sft": None})
 
     def for_sft(self) -> RunConfig:
-        """Return the settings of a run of supervised fine-tuning. It may be applied to its own result.
+        """Return the settings of a run of supervised fine-tuning. Applying this twice changes nothing.
 
-        The settings of `sft` take the places of those that they stand for. Whatever only reinforcement learning has (a
-        critic, a reference, a curriculum, injected errors) is off. A validation plays each of its tasks twice.
+        Settings in `sft` replace those of the same meaning in other sections. Features that only RL has (a critic, a
+        reference, a curriculum, injected errors) are turned off. A validation runs each of its tasks twice.
         """
         if self.engine == "skyrl":
             raise BadValueError("engine skyrl does not support `mcprl sft`", fix="set engine to vllm or transformers")
@@ -990,11 +1080,11 @@ class RunConfig(Section):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes each string so that reading it returns the same string."""
+    """Dumps YAML such that each string is read back unchanged."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    # YAML treats these characters as line breaks, which only double quotes preserve.
+    # YAML treats these characters as line breaks. Only double quotes preserve them.
     style = '"' if any(character in value for character in "\x85\u2028\u2029") else None
     return cast("Any", dumper).represent_scalar("tag:yaml.org,2002:str", value, style=style)
 

@@ -1,4 +1,4 @@
-"""Reads tool calls and their answers from chat messages, in all formats that logs use.
+"""Reads tool calls and their answers from chat messages in the formats that logs use.
 
 A call is an entry of `tool_calls` (or the older `function_call`) of an assistant message, a `<tool_call>` block in its
 text, or a text that is only `{"function_call": …}`. An answer is the text of a tool message, a `<tool_response>` block
@@ -15,13 +15,13 @@ from typing import Any, NoReturn, cast
 
 from mcprl.files import canonical_json, is_unicode
 
-# Tags of thoughts inside a call belong to the call. An unclosed thought includes the rest of the text.
+# Thought tags inside a call belong to the call. An unclosed thought extends to the end of the text.
 _THOUGHTS = re.compile(r"\s*(?:<think>.*?(?:</think>|\Z)\s*)*", re.DOTALL)
 _CALL = re.compile(r"<think>.*?(?:</think>|\Z)|<tool_call>(?P<body>.*?)(?P<end></tool_call>|\Z)", re.DOTALL)
 _RESPONSE = re.compile(r"<tool_response>(?P<body>.*?)(?P<end></tool_response>|\Z)", re.DOTALL)
 _RESULT = "Function result:"
 _ANSWER_ROLES = frozenset({"tool", "function"})
-# Keys of the object around an answer. An object with any other key is itself the answer.
+# Keys of an object that wraps an answer. An object with any other key is itself the answer.
 _ENVELOPE = frozenset({"content", "error", "retryable", "isError", "is_error", "function_name", "name", "result"})
 
 
@@ -53,18 +53,18 @@ class WrittenAnswer:
 
 
 def is_answer(message: Mapping[str, Any]) -> bool:
-    """Whether a message has answers of tools."""
+    """Return whether a message contains answers of tools."""
     role = message.get("role")
     return role in _ANSWER_ROLES or (role == "user" and text_of(message).lstrip().startswith("<tool_response>"))
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message. Its content may be a list of parts."""
+    """Return the text of a message. Its content may be a list of parts."""
     return _joined(message.get("content"))
 
 
 def calls_in(message: Mapping[str, Any]) -> list[WrittenCall]:
-    """The calls of an assistant message, in order, including those that cannot be read."""
+    """Return the calls of an assistant message, in order, including those that cannot be parsed."""
     entries: Any = message.get("tool_calls")
     if isinstance(entries, list) and entries:
         return [_call_of(entry) for entry in cast("list[Any]", entries)]
@@ -77,7 +77,7 @@ def calls_in(message: Mapping[str, Any]) -> list[WrittenCall]:
 
 
 def prose_of(message: Mapping[str, Any]) -> str:
-    """The text of an assistant message without its thoughts and calls."""
+    """Return the text of an assistant message without its thoughts and calls."""
     text = _THOUGHTS.sub("", text_of(message), count=1).strip()
     if message.get("tool_calls") or message.get("function_call") is not None:
         return text
@@ -87,7 +87,7 @@ def prose_of(message: Mapping[str, Any]) -> str:
 
 
 def answers_in(message: Mapping[str, Any]) -> list[WrittenAnswer]:
-    """The answers of a message, in order. Only `<tool_response>` blocks can be several."""
+    """Return the answers in a message, in order. There is more than one only if they are `<tool_response>` blocks."""
     text = text_of(message)
     name: Any = message.get("name")
     answer_id: Any = message.get("tool_call_id")
@@ -104,7 +104,7 @@ def answers_in(message: Mapping[str, Any]) -> list[WrittenAnswer]:
 
 
 def _blocks(text: str, tagged: re.Pattern[str]) -> Iterator[str | None]:
-    """The text between each pair of tags; None for a tag that is never closed."""
+    """Yield the text between each pair of tags; None for a tag that is never closed."""
     for found in tagged.finditer(text):
         if found["body"] is not None:
             yield found["body"] if found["end"] else None
@@ -128,7 +128,7 @@ def _function_call(text: str) -> list[WrittenCall]:
 
 
 def _call_of(entry: Any) -> WrittenCall:
-    """A call from `{"name", "arguments"}`, or from an OpenAI entry that has this under "function"."""
+    """Read a call from `{"name", "arguments"}`, or from an OpenAI entry that has this object under "function"."""
     if not isinstance(entry, dict):
         return WrittenCall(problem="the call is not an object")
     fields = cast("dict[str, Any]", entry)
@@ -152,12 +152,12 @@ def _call_of(entry: Any) -> WrittenCall:
     try:
         canonical_json(given)
     except ValueError as error:
-        return WrittenCall(name=name, id=known_id, problem=f"the arguments hold {error}")
+        return WrittenCall(name=name, id=known_id, problem=f"the arguments contain {error}")
     return WrittenCall(name=name, arguments=given, id=known_id)
 
 
 def _answer_of(body: str | None, known: Mapping[str, Any]) -> WrittenAnswer:
-    """Unwrap the object that a log put around an answer; any other text is the answer itself."""
+    """Read an answer. An object that the log put around it is removed; any other text is the answer itself."""
     if body is None:
         return WrittenAnswer(text="", problem="the answer has no closing </tool_response>", **known)
     text = body.strip()
@@ -182,7 +182,7 @@ def _is_envelope(fields: Mapping[str, Any]) -> bool:
 
 
 def _joined(content: Any) -> str:
-    """A text unchanged, the texts of a list of parts joined, and anything else as JSON."""
+    """Return a text unchanged, the joined texts of a list of parts, or anything else as JSON."""
     if isinstance(content, str):
         return content
     if content is None:
@@ -196,7 +196,7 @@ def _joined(content: Any) -> str:
 
 
 def _decoded(text: str) -> Any:
-    """Decode standard JSON: Python's decoder accepts NaN and raises RecursionError on deep nesting."""
+    """Decode strict JSON. Python's decoder alone would accept NaN and raise RecursionError on deep nesting."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError as error:

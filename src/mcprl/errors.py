@@ -3,18 +3,20 @@
 The tree has one branch for each kind of fault, because the kind decides what the run does next:
 
     McprlError
-    ├── ConfigurationError   the user fixes a file or a flag; the run stops before, or as soon as, it matters
+    ├── ConfigurationError   the user must fix a file or an option; the run does not start, or stops
     │   ├── ConfigFileError          E-CONF-001   a configuration file cannot be read
-    │   ├── UnknownKeyError          E-CONF-002   a key that no setting has
+    │   ├── UnknownKeyError          E-CONF-002   a key that is not the name of a setting
     │   ├── BadValueError            E-CONF-003   a setting with an invalid value
     │   ├── MissingExtraError        E-CONF-004   a part of mcprl that is not installed
-    │   ├── UserCodeError            E-CODE-001   a function of your own, named in a recipe, does not work
+    │   ├── UserCodeError            E-CODE-001   a function of your own, used in a recipe, does not work
     │   ├── TaskFileError            E-TASK-001   a task file, or one task in it, cannot be read
-    │   ├── OtherWorldError          E-TASK-002   a task is about a world that the servers do not serve
+    │   ├── OtherWorldError          E-TASK-002   a task needs a world that the servers do not provide
+    │   ├── NoReachableToolError     E-TASK-003   no tool can be called with values that synthesis knows
+    │   ├── NoConsentError           E-TASK-004   synthesis may not make the calls that it needs
     │   ├── ServerFileError          E-TOOL-001   an mcpServers file cannot be read
     │   ├── DuplicateToolError       E-TOOL-002   two servers offer a tool of the same name
-    │   ├── UnknownToolError         E-TOOL-003   a task refers to a tool that no server lists
-    │   ├── EmptyCatalogError        E-TOOL-004   the servers together offer no tool
+    │   ├── UnknownToolError         E-TOOL-003   a task refers to a tool that no server offers
+    │   ├── EmptyCatalogError        E-TOOL-004   the servers offer no tools
     │   ├── BadToolSchemaError       E-TOOL-005   a server describes a tool's arguments with an invalid schema
     │   ├── ToolsChangedError        E-TOOL-006   a server's tools are no longer those that were pinned
     │   ├── MissingKeyError          E-TOOL-007   a server needs a key that is not set
@@ -24,40 +26,40 @@ The tree has one branch for each kind of fault, because the kind decides what th
     │   ├── SandboxMissingError      E-SAND-001   the machine lacks what a sandbox of code or of a server needs
     │   ├── UnbridgeableError        E-CHAT-001   the chat template cannot continue a conversation token by token
     │   ├── UnheldSchemaError        E-CHAT-002   a grammar cannot express a tool's schema
-    │   ├── NoCallSyntaxError        E-CHAT-003   how the model's family writes calls is not known
+    │   ├── NoCallSyntaxError        E-CHAT-003   the syntax of calls in the model's family is not known
     │   ├── GrammarError             E-CHAT-004   the grammar of the tools on offer does not compile
     │   ├── MissingLogprobError      E-SAMP-001   the sampler returned tokens without their logprobs
-    │   ├── InadmissibleTokenError   E-SAMP-002   the sampler returned a token that the grammar does not admit
+    │   ├── InadmissibleTokenError   E-SAMP-002   the sampler returned a token that the grammar does not allow
     │   ├── AlignmentError           E-LEARN-001  the learner scored tokens other than those sampled
     │   ├── ParityError              E-LEARN-002  sampler and learner disagree about the same tokens
-    │   ├── NonFiniteError           E-LEARN-003  update after update had NaN or Inf in rewards, losses or gradients
+    │   ├── NonFiniteError           E-LEARN-003  several updates in a row had NaN or Inf values
     │   ├── UnsharableError          E-LEARN-004  the model's attention does not let trajectories share a prefix
     │   ├── UnfitEngineError         E-ENG-001    the engine cannot do what the run needs
-    │   ├── NoRunError               E-RUN-001    not the folder of a run, or a run that cannot be continued
+    │   ├── NoRunError               E-RUN-001    not the folder of a run, or the run cannot be continued
     │   ├── RunInUseError            E-RUN-002    another process has the run open
     │   ├── NoCheckpointError        E-RUN-003    none of the run's checkpoints can be used
     │   ├── OtherStateError          E-RUN-004    a checkpoint was saved with other settings
     │   └── NoRoomError              E-RUN-005    the disk has no room for the checkpoints of the run
-    └── InfrastructureError  the world failed; the episode is played again and leaves no trace in the objective
-        ├── ToolServerError          a tool server failed; tells whether the call may have reached it
+    └── InfrastructureError  a server, network or process failed; the episode is run again, and its loss has no effect
+        ├── ToolServerError          a tool server failed; says whether the call may have reached it
         │   ├── ServerStartError     E-TOOL-010   a tool server did not start
-        │   ├── ServerLostError      E-TOOL-011   a tool server went away during a call
+        │   ├── ServerLostError      E-TOOL-011   a tool server ended or disconnected during a call
         │   ├── CallDeadlineError    E-TOOL-012   a tool call took longer than its deadline
         │   ├── ServerFaultError     E-TOOL-013   a tool server answered a call with an internal error
         │   ├── ServerBusyError      E-TOOL-014   a tool server asked to be called later
         │   └── BreakerOpenError     E-TOOL-015   a tool server kept failing and is not called for a while
         ├── SandboxLostError         E-SAND-010   the sandbox failed, and the code in it is not to blame
         ├── SamplerStartError        E-SAMP-010   the sampler did not start
-        ├── SamplerLostError         E-SAMP-011   the sampler went away or answered with an error
+        ├── SamplerLostError         E-SAMP-011   the sampler disappeared or answered with an error
         ├── EpisodeDeadlineError     E-EPIS-010   an episode took longer than its deadline
-        ├── GroupIncompleteError     E-EPIS-011   an episode was lost too often
+        ├── GroupIncompleteError     E-EPIS-011   every attempt at an episode was lost
         ├── JudgeError               E-EPIS-012   the judge gave no grade
         ├── RewardFunctionError      E-EPIS-013   a reward function failed, and the recipe says to lose the episode
-        ├── LearnerLostError         E-LEARN-010  a process of the learner went away
+        ├── LearnerLostError         E-LEARN-010  a process of the learner ended or disconnected
         ├── EngineStartError         E-ENG-010    the engine's server did not become ready
-        ├── EngineLostError          E-ENG-011    the engine's server went away or failed a request
-        ├── WorkersStartError        E-WORK-010   the workers that play episodes did not start
-        ├── WorkerLostError          E-WORK-011   a worker went away with its episodes
+        ├── EngineLostError          E-ENG-011    the engine's server disappeared or failed a request
+        ├── WorkersStartError        E-WORK-010   the workers that run episodes did not start
+        ├── WorkerLostError          E-WORK-011   a worker was lost together with its episodes
         ├── StorageError             E-RUN-010    the run's folder could not be written or read
         └── ResourceLimitError       E-RUN-011    the system refused a thread, a process or memory
 
@@ -101,6 +103,8 @@ __all__ = [
     "MissingLogprobError",
     "NoCallSyntaxError",
     "NoCheckpointError",
+    "NoConsentError",
+    "NoReachableToolError",
     "NoRoomError",
     "NoRunError",
     "NonFiniteError",
@@ -156,7 +160,7 @@ class McprlError(Exception):
             cls.code = code
 
     def __init__(self, what: str, *, fix: str) -> None:
-        # Imported here: compiling its patterns would double the time of `mcprl --help`.
+        # Imported only when needed: compiling its patterns would double the time of `mcprl --help`.
         from mcprl.secrets import SECRETS
 
         # An error may quote what a server wrote, or a command with a key in it.
@@ -168,7 +172,7 @@ class McprlError(Exception):
         return f"{self.code} {self.what}. Fix: {self.fix}."
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickled as it is, not made anew from `what` alone.
+        # Pickle all attributes. The default would call the class with `what` alone.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # pyright: ignore
 
 
@@ -179,9 +183,9 @@ class ConfigurationError(McprlError):
 
 
 class InfrastructureError(McprlError):
-    """The world failed: a server, the network, the sampler's process. Nothing the policy did.
+    """A server, the network or a process failed. The policy is not to blame.
 
-    One that ended an episode has the calls of each of its turns, as (tool, arguments); the last was under way.
+    An error that ended an episode has the calls of each turn, as (tool, arguments). The last turn was not complete.
     """
 
     fault = Fault.INFRASTRUCTURE
@@ -189,24 +193,24 @@ class InfrastructureError(McprlError):
 
 
 def did_you_mean(written: str, known: Iterable[str]) -> str:
-    """The hint that follows a wrong name in a message, ` (did you mean 'steps'?)`; empty if none is close."""
+    """Return a hint for a wrong name in a message, such as ` (did you mean 'steps'?)`; empty if no name is similar."""
     close = difflib.get_close_matches(written, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 class ConfigFileError(ConfigurationError, code="E-CONF-001"):
-    """A configuration file is missing, is not YAML, or does not hold a mapping.
+    """A configuration file is missing, is not YAML, or is not a mapping.
 
     Causes: the path has a typo, or is relative to another folder; the YAML has a tab, a missing space after a colon, or
-    an open quote; a duplicate key.
+    an unclosed quote; a duplicate key.
     Fix: correct the file at the line given in the message; `mcprl train RECIPE --dry-run` reads it without starting
     anything.
-    Example: recipes/mine.yaml:12: duplicate key 'steps'. Fix: keep one of the two.
+    Example: recipes/mine.yaml:12: duplicate key 'steps'. Fix: remove one of the two.
     """
 
 
 class UnknownKeyError(ConfigurationError, code="E-CONF-002"):
-    """A key that no setting has, most often a typo.
+    """A key is not the name of a setting, usually because of a typo.
 
     Causes: a typo in a recipe or after `--set`; a key in the wrong section; a recipe for another version of mcprl.
     Fix: use the suggested name; `mcprl config explain` lists every setting.
@@ -217,34 +221,33 @@ class UnknownKeyError(ConfigurationError, code="E-CONF-002"):
 class BadValueError(ConfigurationError, code="E-CONF-003"):
     """A setting has a value of the wrong type or outside its bounds.
 
-    Causes: a number outside its bounds; a text instead of a number; a setting that is required and missing; two
-    settings that exclude each other.
-    Fix: give a value of the type and within the bounds that `mcprl config explain FIELD` shows.
+    Causes: a number outside its bounds; a string instead of a number; a missing required setting; two settings that
+    exclude each other.
+    Fix: use a value of the type and within the bounds that `mcprl config explain FIELD` shows.
     Example: recipes/mine.yaml:9: 'training.steps' is 0, should be at least 1. Fix: correct the value.
     """
 
 
 class MissingExtraError(ConfigurationError, code="E-CONF-004"):
-    """The configuration asks for a part of mcprl whose libraries are not installed.
+    """The configuration uses a part of mcprl whose libraries are not installed.
 
-    Causes: the recipe asks for an engine, a sharding or a trainer that the base installation leaves out; the command
-    runs in an environment other than the one mcprl was installed into; a package that adds a command cannot be
-    imported.
-    Fix: install the extra given in the message into the environment that runs mcprl, or choose the alternative in the
-    message; reinstall or remove a package that is broken.
+    Causes: the recipe uses an engine, sharding or tracker that is not in the base installation; the command runs in an
+    environment other than the one mcprl was installed into; a package that adds a command cannot be imported.
+    Fix: install the extra named in the message in the environment that runs mcprl, or choose the alternative in the
+    message; reinstall or remove a broken package.
     Example: learner.sharding is zero3, which needs DeepSpeed. Fix: install mcprl[deepspeed], or set learner.sharding to
     fsdp2.
     """
 
 
 class UserCodeError(ConfigurationError, code="E-CODE-001"):
-    """A function or class of your own, given in the recipe as `file.py:name`, cannot be used.
+    """Your own function or class, named in the recipe as `file.py:name`, cannot be used.
 
-    Causes: the file or the name in it does not exist; importing the file fails; the function raises, or returns
-    something other than what the documentation asks for.
+    Causes: the file or the name in it does not exist; importing the file fails; the function raises, or does not return
+    what the documentation requires.
     Fix: correct the code at the file and line in the message.
-    Example: /home/ana/losses.py:7: NameError: name 'torhc' is not defined, in /home/ana/losses.py:sapo. Fix: correct
-    the code at that place.
+    Example: /home/ana/losses.py:7: NameError: name 'torhc' is not defined, in /home/ana/losses.py:sapo. Fix: fix the
+    code at this line.
     """
 
 
@@ -252,21 +255,41 @@ class TaskFileError(ConfigurationError, code="E-TASK-001"):
     """A task file, or one task in it, cannot be read.
 
     Causes: the path has a typo; a line that is not JSON; a field that is missing or has the wrong type; a duplicate id.
-    Fix: correct the entry at that place; `mcprl tasks validate FILE` finds all problems at once, `mcprl tasks schema`
+    Fix: correct the entry at this place; `mcprl tasks validate FILE` finds all problems at once, `mcprl tasks schema`
     prints what a task may contain.
-    Example: tasks.jsonl:4: not JSON (something follows the value). Fix: write one JSON object per line.
+    Example: tasks.jsonl:4: not JSON (there is text after the value). Fix: write one JSON object per line.
     """
 
 
 class OtherWorldError(ConfigurationError, code="E-TASK-002"):
-    """A task is about a world that the servers do not serve, so its answers would be wrong.
+    """A task needs a world that the servers do not provide, so its answers would be wrong.
 
     Causes: tasks generated for one offline world and a server started with another; a live server with tasks that
     expect an offline one.
-    Fix: start the server with the world of the tasks, or generate tasks for the world that it serves with `mcprl tasks
+    Fix: start the server with the world of the tasks, or generate tasks for the server's world with `mcprl tasks
     generate`.
-    Example: the answers of task d03 are true of the world market-7, but server 'fmp' serves the world market-1. Fix:
-    start it with --world 7, or use tasks made for its world.
+    Example: the answers of task d03 are correct for the world market-7, but server 'fmp' provides the world market-1.
+    Fix: start it with --world 7, or use tasks made for its world.
+    """
+
+
+class NoReachableToolError(ConfigurationError, code="E-TASK-003"):
+    """`mcprl tasks synthesize` found no argument values with which a tool answers, or no task that it could prove.
+
+    Causes: no read-only tool can be called without arguments; no result holds a value that another tool takes; the
+    servers do not declare which tools are read-only.
+    Fix: give values in a file, `mcprl tasks synthesize --hints hints.yaml`.
+    Example: no tool of directory can be called with known values: find_person needs name, list_people needs city. Fix:
+    write values for them into a file, such as `values: {city: [...]}`, and give it with --hints.
+    """
+
+
+class NoConsentError(ConfigurationError, code="E-TASK-004"):
+    """`mcprl tasks synthesize` would call tools that nobody has agreed to.
+
+    Causes: it asks before it calls tools, and its input is not a terminal; --allow-writes names an unknown server.
+    Fix: read which tools it lists, then give --yes.
+    Example: nobody agreed to calling 21 tools up to 260 times each. Fix: answer y, or give --yes.
     """
 
 
@@ -275,8 +298,8 @@ class ServerFileError(ConfigurationError, code="E-TOOL-001"):
 
     Causes: the path has a typo; the file is not JSON; an entry has neither `command` nor `url`; servers.settings has an
     entry for a server that is not in the file.
-    Fix: correct the file at that place; `mcprl tools list` starts its servers and shows their tools.
-    Example: servers.json is not JSON: Expecting ',' delimiter: line 7 column 5. Fix: correct the file at that place.
+    Fix: correct the file at this place; `mcprl tools list` starts its servers and shows their tools.
+    Example: servers.json is not JSON: Expecting ',' delimiter: line 7 column 5. Fix: correct the file at this place.
     """
 
 
@@ -292,32 +315,31 @@ class DuplicateToolError(ConfigurationError, code="E-TOOL-002"):
 
 
 class UnknownToolError(ConfigurationError, code="E-TOOL-003"):
-    """A task refers to a tool that no server lists: it could never be solved, so the run does not start.
+    """A task refers to a tool that no server offers. It could never be solved, so the run does not start.
 
     Causes: a typo in the task; the server that offers the tool is disabled, missing from the mcpServers file, or
     renamed it; servers.settings.NAME.allow or deny leave the tool out.
-    Fix: correct the task, or add the server that offers the tool; `mcprl tools list` shows what is on offer.
-    Example: no server lists a tool 'tavily_filter', which task d03 needs (did you mean 'tavily_search'?). Fix: correct
-    the task, or add a server that offers it.
+    Fix: correct the task, or add the server that offers the tool; `mcprl tools list` shows the available tools.
+    Example: no server offers the tool 'tavily_filter', which task d03 needs (did you mean 'tavily_search'?). Fix:
+    correct the task, or add a server that offers it.
     """
 
 
 class EmptyCatalogError(ConfigurationError, code="E-TOOL-004"):
-    """The servers together offer no tool: there would be nothing to learn.
+    """The servers offer no tools at all, so there would be nothing to learn.
 
     Causes: every server of the mcpServers file is disabled; allow and deny exclude every tool; a server that lists its
-    tools only after a login.
-    Fix: enable a server that lists tools, or loosen servers.settings.NAME.allow and deny; `mcprl tools list` shows what
-    is left.
-    Example: the servers together offer no tool. Fix: enable a server that lists tools in the mcpServers file.
+    tools only after login.
+    Fix: enable a server that lists tools, or loosen servers.settings.NAME.allow and deny; `mcprl tools list` shows the
+    remaining tools.
+    Example: the servers offer no tools. Fix: enable a server that lists tools in the mcpServers file.
     """
 
 
 class BadToolSchemaError(ConfigurationError, code="E-TOOL-005"):
     """A server describes a tool's arguments with an invalid JSON schema.
 
-    Causes: the server writes its schemas by hand; a `$ref` that leads nowhere; a keyword with a value of the wrong
-    type.
+    Causes: schemas written by hand; a `$ref` without a target; a keyword with a value of the wrong type.
     Fix: fix the schema in the server, exclude the tool with servers.settings.NAME.deny, or disable the server.
     Example: server 'fmp' describes the arguments of tool 'get_quote' with an invalid schema: 'strng' is not a type.
     Fix: fix the server, or disable it in the mcpServers file.
@@ -329,7 +351,7 @@ class ToolsChangedError(ConfigurationError, code="E-TOOL-006"):
 
     Causes: the server was updated; someone changed a description, which the policy reads as an instruction; the pin
     file belongs to other servers.
-    Fix: read the difference that the message shows; if it is wanted, run `mcprl tools pin` and start again.
+    Fix: review the changes shown in the message; if you accept them, run `mcprl tools pin` and start again.
     Example: pins.json pins no tools of server 'fmp'. Fix: review the server's tools, then run `mcprl tools pin`.
     """
 
@@ -338,9 +360,9 @@ class MissingKeyError(ConfigurationError, code="E-TOOL-007"):
     """A server needs a key that is neither in the environment nor in the key file.
 
     Causes: the key was set in another shell; servers.env_file is set to another file; its name has a typo.
-    Fix: set the variable in the environment or as a line NAME=value in the key file, or disable the server that asks
-    for it.
-    Example: servers.json asks for keys that are not set: FMP_API_KEY (server 'fmp'). Fix: set each in the environment
+    Fix: set the variable in the environment or as a line NAME=value in the key file, or disable the server that needs
+    it.
+    Example: servers.json needs keys that are not set: FMP_API_KEY (server 'fmp'). Fix: set each in the environment
     or as a line NAME=value in .env, or disable the server.
     """
 
@@ -348,22 +370,22 @@ class MissingKeyError(ConfigurationError, code="E-TOOL-007"):
 class BudgetExceededError(ConfigurationError, code="E-TOOL-008"):
     """The next call would exceed what the run may spend on a server. The call is not made.
 
-    Causes: the run is longer than planned; the policy learned to call more; failed calls were retried.
-    Fix: raise servers.settings.NAME.budget, make the run shorter, or let servers.settings.NAME.cache_s answer repeated
-    calls; then `mcprl resume`.
+    Causes: the run is longer than planned; the policy learned to make more calls; failed calls were retried.
+    Fix: raise servers.settings.NAME.budget, shorten the run, or cache repeated calls with
+    servers.settings.NAME.cache_s; then `mcprl resume`.
     Example: the next call would exceed the budget of server 'fmp': the run has used 250 of 250 calls. Fix: raise
     servers.settings.fmp.budget.calls, or shorten the run.
     """
 
 
 class CassetteError(ConfigurationError, code="E-TOOL-009"):
-    """A cassette cannot be read or written, or does not hold recorded calls.
+    """A cassette cannot be read or written, or does not contain recorded calls.
 
     Causes: the path has a typo; replay of a cassette that was never recorded; a cassette of another version of mcprl;
     the folder is missing or not writable.
-    Fix: give an existing cassette, or record one with servers.cassette_mode=record; `mcprl cassette verify` checks one.
-    Example: cassette market.cassette does not exist. Fix: record one with servers.cassette_mode=record, or make one
-    with `mcprl cassette import`.
+    Fix: use an existing cassette, or record one with servers.cassette_mode=record.
+    Example: cassette market.cassette does not exist. Fix: record one with servers.cassette_mode=record, or import one
+    with `mcprl tasks import`.
     """
 
 
@@ -383,20 +405,20 @@ class SandboxMissingError(ConfigurationError, code="E-SAND-001"):
     """The machine lacks what a sandbox needs: bubblewrap, namespaces, seccomp, or a known processor.
 
     Causes: bubblewrap is not installed; a container or kernel that forbids user namespaces; a system other than Linux.
-    Fix: install bubblewrap and let it make namespaces, as the message explains. Without a sandbox, allow_unsafe runs
-    code that you trust, and a server that you trust needs no `sandbox`.
+    Fix: install bubblewrap and allow it to create namespaces, as the message explains. To run trusted code without a
+    sandbox, use allow_unsafe; for a trusted server, remove `sandbox`.
     Example: bubblewrap is not installed (no bwrap on PATH), but the Python sandbox needs it. Fix: apt-get install
     bubblewrap, or start the server with allow_unsafe if you trust the code.
     """
 
 
 class NoRunError(ConfigurationError, code="E-RUN-001"):
-    """A folder is not the folder of a run, has no such log, or its run cannot be continued.
+    """A folder does not contain a run, its run has no such log, or its run cannot be continued.
 
-    Causes: the path has a typo; the folder holds all runs rather than one; the run has finished its steps; the run has
-    no log with that name.
-    Fix: `mcprl runs list` shows the runs; a finished run continues with more steps, `--set training.steps=N`.
-    Example: outputs/hello is not the folder of a run: it has no config.yaml. Fix: give the folder of a run.
+    Causes: the path has a typo; the folder contains all runs, not a single run; the run has finished its steps; the run
+    has no log with that name.
+    Fix: pass a run that `mcprl runs list` shows; to continue a finished run, add steps with `--set training.steps=N`.
+    Example: outputs/hello is not the folder of a run: it has no config.yaml. Fix: pass the folder of a run.
     """
 
 
@@ -405,18 +427,18 @@ class RunInUseError(ConfigurationError, code="E-RUN-002"):
 
     Causes: the run is still being trained in another terminal or job; it was resumed twice; a process that was
     suspended still holds its lock.
-    Fix: wait until that process has ended, or end it; that releases the lock.
-    Example: outputs/hello-cpu is in use by process 4711. Fix: wait until that process has ended, or end it.
+    Fix: wait for that process to end, or end it, to release the lock.
+    Example: outputs/hello-cpu is in use by process 4711. Fix: wait for that process to end, or end it.
     """
 
 
 class NoCheckpointError(ConfigurationError, code="E-RUN-003"):
     """None of a run's checkpoints is intact, or the requested one is missing or damaged.
 
-    Causes: `--from` gives a step that was not saved, or whose checkpoint was removed since; a disk damaged the files.
-    Fix: give one of the steps that the message lists, or leave `--from` out; training.keep_checkpoints sets how many
-    are kept.
-    Example: there is no checkpoint of step 7; the run has those of steps: 4, 8. Fix: give one of these;
+    Causes: `--from` names a step that was not saved or whose checkpoint was removed later; a faulty disk damaged the
+    files.
+    Fix: use one of the steps listed in the message, or omit `--from`; training.keep_checkpoints sets how many are kept.
+    Example: there is no checkpoint of step 7; the run has checkpoints of steps: 4, 8. Fix: use one of these steps;
     training.keep_checkpoints sets how many are kept.
     """
 
@@ -425,8 +447,8 @@ class OtherStateError(ConfigurationError, code="E-RUN-004"):
     """A checkpoint was saved with settings that differ from those of the run that loads it.
 
     Causes: the model, the sharding or the number of processes has changed; a checkpoint from another version of mcprl.
-    Fix: resume with the settings given in the message, or start a new run.
-    Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with fsdp2, but is to be loaded by
+    Fix: resume with the settings named in the message, or start a new run.
+    Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with fsdp2, but is being loaded by
     one process. Fix: resume with learner.processes=2 and learner.sharding=fsdp2.
     """
 
@@ -434,7 +456,7 @@ class OtherStateError(ConfigurationError, code="E-RUN-004"):
 class NoRoomError(ConfigurationError, code="E-RUN-005"):
     """The disk has no room for the checkpoints that the run would keep.
 
-    Causes: a full disk; all weights are trained, so that each checkpoint is as large as the model and its optimiser;
+    Causes: a full disk; all weights are trained, so each checkpoint is as large as the model and its optimizer state;
     many checkpoints are kept.
     Fix: free space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
     Example: a checkpoint takes 12.4 GB; 4 are kept at most, and one more while it is written (62.0 GB); 31.0 GB are
@@ -455,12 +477,12 @@ class ToolServerError(InfrastructureError):
 
 
 class ServerStartError(ToolServerError, code="E-TOOL-010"):
-    """A tool server did not start or did not answer its handshake in time. Nothing was delivered.
+    """A tool server did not start or did not complete the handshake in time. No call was delivered.
 
-    Causes: its program is not installed; a port that is taken; a key that the server refuses; a start that takes longer
+    Causes: its program is not installed; its port is already in use; the server rejects the key; starting takes longer
     than servers.settings.NAME.start_deadline_s.
-    Fix: read the end of its log, `mcprl logs RUN NAME`, or run its command by hand; `mcprl tools list` starts the
-    servers alone.
+    Fix: read the end of its log, logs/NAME.log in the run's folder, or run its command by hand; `mcprl tools list`
+    starts only the servers.
     Example: server 'fmp' did not start: command 'npx' not found. Fix: install it, or correct 'command' in the
     mcpServers file.
     """
@@ -470,10 +492,10 @@ class ServerStartError(ToolServerError, code="E-TOOL-010"):
 
 
 class ServerLostError(ToolServerError, code="E-TOOL-011"):
-    """A tool server went away while a call was in flight.
+    """A tool server ended, or its connection broke, during a call.
 
-    Causes: the server crashed or was killed for its memory; the network went away; the server was restarted.
-    Fix: read its log, `mcprl logs RUN NAME`; the episode is played again, so an occasional one does no harm.
+    Causes: the server crashed or was killed for its memory; the network failed; the server was restarted.
+    Fix: read its log, logs/NAME.log in the run's folder; the episode is run again, so an occasional loss does no harm.
     Example: server 'fmp' went away during a call of 'get_quote' (its process ended with exit code 137). Fix: see its
     log outputs/a/logs/fmp.log.
     """
@@ -493,11 +515,11 @@ class CallDeadlineError(ToolServerError, code="E-TOOL-012"):
 class ServerFaultError(ToolServerError, code="E-TOOL-013"):
     """A tool server is alive but answered a call with a protocol error or a malformed result.
 
-    Causes: a fault in the server; an upstream that is down behind a server that is up; a rule in
-    servers.settings.NAME.errors that classifies a text as an infrastructure fault.
-    Fix: read its log and fix the server; the call itself fits the tool's schema.
+    Causes: a fault in the server; a failure of the service behind the server; a rule in servers.settings.NAME.errors
+    that classifies a result as an infrastructure fault.
+    Fix: read its log and fix the server; the call itself matches the tool's schema.
     Example: server 'fmp' answered a call of 'get_quote' with an internal error: upstream unavailable. Fix: fix the
-    reported error; servers.settings.NAME.errors classifies such a text as an infrastructure fault.
+    reported error; servers.settings.NAME.errors classifies this result as an infrastructure fault.
     """
 
 
@@ -505,28 +527,28 @@ class ServerBusyError(ToolServerError, code="E-TOOL-014"):
     """A tool server, or its gateway, asked to be called later: HTTP 429, or 503 with Retry-After.
 
     Causes: more calls per second than the API plan allows; other users of the same key; many concurrent episodes.
-    Fix: set servers.settings.NAME.rate to what the server allows, or servers.settings.NAME.cache_s for calls that
-    repeat.
+    Fix: set servers.settings.NAME.rate to what the server allows, or servers.settings.NAME.cache_s to cache repeated
+    calls.
     Example: server 'fmp' asked to be called later (HTTP 429). Fix: set servers.settings.NAME.rate to what the server
     allows.
     """
 
 
 class BreakerOpenError(ToolServerError, code="E-TOOL-015"):
-    """A tool server kept failing, is not called for a while, and the call could wait no longer.
+    """A tool server kept failing, so its circuit breaker is open, and the call reached its deadline while waiting.
 
     Causes: the server is down, or every call fails; servers.settings.NAME.call_deadline_s is shorter than the 5 s after
     which it is tried again.
     Fix: read its log and fix the first failure.
-    Example: server 'fmp' failed 5 calls in a row, and its breaker stayed open for as long as a call may wait. Fix: read
-    the server's log; it is tried again 5 s after each failure.
+    Example: server 'fmp' failed 5 calls in a row, and its circuit breaker stayed open until the call's deadline. Fix:
+    read the server's log; the server is tried again 5 s after each failure.
     """
 
 
 class SandboxLostError(InfrastructureError, code="E-SAND-010"):
-    """The sandbox did not start, or was killed. The code in it is not to blame.
+    """The sandbox did not start or was killed, through no fault of the code in it.
 
-    Causes: the machine ran out of memory; bubblewrap was removed or forbidden since, or its process was killed.
+    Causes: the machine ran out of memory; bubblewrap has since been removed or forbidden, or its process was killed.
     Fix: check that the machine has free memory and that `bwrap --ro-bind / / true` works.
     Example: a worker of the Python sandbox ended before it was ready. Fix: check that the machine has free memory and
     that bubblewrap still works: run `bwrap --ro-bind / / true`.
@@ -538,16 +560,17 @@ class SamplerStartError(InfrastructureError, code="E-SAMP-010"):
 
     Causes: too little memory for the model and its cache; an incomplete model folder; a version of vLLM that does not
     support the architecture; a slow disk.
-    Fix: read its log, `mcprl logs RUN vllm`; lower sampling.vllm.max_sequences or model.context_tokens.
+    Fix: read its log, logs/vllm.log in the run's folder; lower sampling.vllm.max_sequences or model.context_tokens.
     Example: vLLM was not healthy after 1800 s. Fix: read its log at outputs/a/logs/vllm.log.
     """
 
 
 class SamplerLostError(InfrastructureError, code="E-SAMP-011"):
-    """The sampler went away, or answered with an error.
+    """The sampler ended, could not be reached, or answered with an error.
 
-    Causes: the sampler ran out of memory; a turn took longer than episodes.deadline_s; its process was killed.
-    Fix: read its log, `mcprl logs RUN vllm`; it is restarted automatically, and the episodes are played again.
+    Causes: the sampler ran out of memory; a turn took longer than episodes.deadline_s; its process was killed; the
+    endpoint of `mcprl eval --endpoint` failed.
+    Fix: read its log, logs/vllm.log in the run's folder; it is restarted automatically, and the episodes are run again.
     Example: vLLM did not answer /inference/v1/generate (ReadError). Fix: read its log at outputs/a/logs/vllm.log.
     """
 
@@ -559,18 +582,18 @@ class EpisodeDeadlineError(InfrastructureError, code="E-EPIS-010"):
     too short for the number of turns.
     Fix: find out what is slow with `mcprl tools stats RUN`, lower episodes.max_concurrent, or raise
     episodes.deadline_s.
-    Example: episode 3 of task d03 took longer than 600 s, 540 s of it waiting for one answer. Fix: find out whether a
-    tool server or the sampler is slow, or raise episodes.deadline_s.
+    Example: episode 3 of task d03 took longer than 600 s, 540 s of that waiting for a single answer. Fix: find out
+    whether a tool server or the sampler is slow, or raise episodes.deadline_s.
     """
 
 
 class GroupIncompleteError(InfrastructureError, code="E-EPIS-011"):
     """An episode was lost to the infrastructure in each of its attempts.
 
-    Causes: the same fault of a server or the sampler, again and again; the message ends with the last one.
+    Causes: the same fault of a server or the sampler every time; the message ends with the last fault.
     Fix: fix the cause in the message, then `mcprl resume`.
-    Example: episode 3 of task d03 was lost 5 times, last to E-TOOL-011 server 'fmp' ended during a call. Fix: fix that
-    cause, then resume the run.
+    Example: episode 3 of task d03 was lost 5 times, most recently to E-TOOL-011 server 'fmp' ended during a call. Fix:
+    fix this cause, then resume the run.
     """
 
 
@@ -582,28 +605,23 @@ class JudgeError(InfrastructureError, code="E-EPIS-012"):
     Example: the judge gave no grade within 60 s. Fix: use a faster judge, or lower its load.
     """
 
-    def __init__(self, what: str, *, fix: str, retry_after_s: float | None = None) -> None:
-        """`retry_after_s` is how long it asked to wait."""
-        super().__init__(what, fix=fix)
-        self.retry_after_s = retry_after_s
-
 
 class RewardFunctionError(InfrastructureError, code="E-EPIS-013"):
-    """A reward function failed or missed its deadline, and the recipe says `on_error: lose_episode`.
+    """A reward function failed or missed its deadline, and the recipe sets `on_error: lose_episode`.
 
-    Causes: a service that the function asks is down or slow; a mistake in the function that some episodes meet.
+    Causes: a service that the function uses is down or slow; a bug in the function that only some episodes trigger.
     Fix: correct the code at the file and line in the message, or raise the function's deadline_s.
     Example: /home/ana/rewards.py:9: TimeoutError: no answer, in /home/ana/rewards.py:graded (task meet-ana, 3 turns).
-    Fix: correct the code there.
+    Fix: correct the code at this line.
     """
 
 
 class LearnerLostError(InfrastructureError, code="E-LEARN-010"):
-    """A process of the learner went away.
+    """A process of the learner ended or could not be reached.
 
     Causes: a process was killed for its memory; a GPU failed; another process of the learner raised an error first.
-    Fix: read its log, `mcprl logs RUN`; lower learner.microbatch, or shard the model over more processes; then `mcprl
-    resume`.
+    Fix: read its log in the folder logs of the run; lower learner.microbatch, or shard the model over more processes;
+    then `mcprl resume`.
     Example: process 1 of 2 of the learner ended with exit code -9; the end of its log: loading weights. Fix: it was
     killed, probably for lack of memory: lower learner.microbatch, or see outputs/a/logs/learner-1.log.
     """
@@ -612,66 +630,66 @@ class LearnerLostError(InfrastructureError, code="E-LEARN-010"):
 class EngineStartError(InfrastructureError, code="E-ENG-010"):
     """The engine's server did not become ready, or cannot be reached.
 
-    Causes: skyrl.python is not an environment with SkyRL; too little memory; a port or a key that is refused; another
+    Causes: skyrl.python is not an environment with SkyRL; too little memory; a port in use or a rejected key; another
     version of SkyRL.
-    Fix: read its log, `mcprl logs RUN skyrl`; correct skyrl.python or skyrl.url.
+    Fix: read its log, logs/skyrl.log in the run's folder; correct skyrl.python or skyrl.url.
     Example: SkyRL's server exited with code 1 while starting. Fix: read its whole log at outputs/a/logs/skyrl.log.
     """
 
 
 class EngineLostError(InfrastructureError, code="E-ENG-011"):
-    """The engine's server went away, lost the model, failed a request, or took too long.
+    """The engine's server ended, lost the model, failed a request, or took too long.
 
-    Causes: the server ran out of memory or was restarted; the network went away; a request took longer than 30 minutes.
-    Fix: read the server's log, `mcprl logs RUN skyrl`; then `mcprl resume`.
+    Causes: the server ran out of memory or was restarted; the network failed; a request took longer than 30 minutes.
+    Fix: read the server's log, logs/skyrl.log in the run's folder; then `mcprl resume`.
     Example: the server at http://127.0.0.1:8001 failed at an update: the engine ended. Fix: read the server's log
     (logs/skyrl.log in the run's folder, if mcprl started the server).
     """
 
 
 class WorkersStartError(InfrastructureError, code="E-WORK-010"):
-    """The workers that play episodes could not be started.
+    """The workers that run episodes could not be started.
 
     Causes: the cluster is not up, or has too few free cores; a node whose Python or mcprl differs from this one.
     Fix: start the cluster with `ray start --head`, correct workers.address, or lower workers.count; `ray status` shows
-    what is free.
-    Example: worker 3 did not start within 120 s. Fix: check whether the cluster has a free core for it (ray status), or
+    free cores.
+    Example: worker 3 did not start within 120 s. Fix: check with `ray status` whether the cluster has a free core, or
     lower workers.count.
     """
 
 
 class WorkerLostError(InfrastructureError, code="E-WORK-011"):
-    """A worker went away with the episodes that it was playing.
+    """A worker was lost, together with the episodes that it was running.
 
-    Causes: a node went away or was preempted; a worker ran out of memory.
-    Fix: see the log of that worker and the memory of its node; other workers play its episodes again.
+    Causes: a node failed or was preempted; a worker ran out of memory.
+    Fix: see the log of that worker and the memory of its node; other workers run its episodes again.
     Example: 3 workers in a row died while they played episode 2 of task d03, the last of them: the node went away. Fix:
     see the log of that worker and the memory of its node.
     """
 
 
 class StorageError(InfrastructureError, code="E-RUN-010"):
-    """The folder of a run could not be written or read: a full, failing or missing disk.
+    """The folder of a run could not be written or read, because the disk is full, failing or missing.
 
     Everything saved before is intact: the run can be resumed.
 
     Causes: a full disk or quota; a disk that was unmounted, is read-only or fails; no write permission.
     Fix: free space, or give this user write permission; then `mcprl resume`.
-    Example: writing outputs/a/metrics.jsonl failed: No space left on device. Fix: free space on that disk, or raise the
+    Example: writing outputs/a/metrics.jsonl failed: No space left on device. Fix: free space on this disk, or raise the
     quota; then continue with `mcprl resume`.
     """
 
 
 class ResourceLimitError(InfrastructureError, code="E-RUN-011"):
-    """The system refused mcprl a thread, a process or memory.
+    """The operating system refused mcprl a thread, a process or memory.
 
     Everything saved before is intact: the run can be resumed.
 
     Causes: a limit on memory, threads or processes (ulimit -v, ulimit -u, a container's limits); other programs on the
     machine.
     Fix: raise the limit, or lower episodes.max_concurrent, workers.count or learner.microbatch; then `mcprl resume`.
-    Example: the system refuses to start a thread. Fix: raise the limits on memory, threads and processes (ulimit -v,
-    ulimit -u, the container's), or lower episodes.max_concurrent; then `mcprl resume`.
+    Example: the operating system could not start another thread. Fix: raise the limits on memory, threads and
+    processes (ulimit -v, ulimit -u, the container's), or lower episodes.max_concurrent; then `mcprl resume`.
     """
 
     FIX = (
@@ -681,18 +699,18 @@ class ResourceLimitError(InfrastructureError, code="E-RUN-011"):
 
 
 class UnbridgeableError(ConfigurationError, code="E-CHAT-001"):
-    """The model's chat template cannot continue a conversation without changing the tokens already sampled.
+    """The model's chat template cannot continue a conversation without changing tokens that were already sampled.
 
     Causes: a template that drops or rewrites earlier turns; a template without a place for tool results; model.renderer
     is set to a family other than the model's.
     Fix: set model.renderer to the model's family (qwen3, llama-3, …), to chatml for a ChatML model, or to template.
-    Example: renderer QwenRenderer cannot show a tool's result. Fix: set model.renderer to the model's family, to chatml
-    for a ChatML model, or to template.
+    Example: renderer QwenRenderer cannot render a tool's result. Fix: set model.renderer to the model's family, to
+    chatml for a ChatML model, or to template.
     """
 
 
 class UnheldSchemaError(ConfigurationError, code="E-CHAT-002"):
-    """A grammar cannot express a tool's schema, so it could admit a call that the tool refuses.
+    """A grammar cannot express a tool's schema, so it could allow calls that the tool rejects.
 
     Causes: a schema with keywords that no grammar can express, such as `not` or `uniqueItems`; a name with characters
     that the family cannot write in a call.
@@ -704,21 +722,21 @@ class UnheldSchemaError(ConfigurationError, code="E-CHAT-002"):
 
 
 class NoCallSyntaxError(ConfigurationError, code="E-CHAT-003"):
-    """Calls should follow a grammar, but how the model's family writes them is not known.
+    """Calls should follow a grammar, but the call format of the model's family is unknown.
 
-    Causes: a model of a family that mcprl has no call syntax for; a model whose family was not recognised.
-    Fix: set sampling.constrain to off, or train a model of one of the families that the message lists.
-    Example: sampling.constrain is on, but no grammar is known for how mistral writes calls. Fix: set sampling.constrain
+    Causes: a model family whose call syntax mcprl does not know; a model whose family was not recognized.
+    Fix: set sampling.constrain to off, or train a model of a family listed in the message.
+    Example: sampling.constrain is on, but mcprl has no grammar for calls of mistral. Fix: set sampling.constrain
     to off, or train a model of one of these families: chatml, qwen3, llama-3.
     """
 
 
 class GrammarError(ConfigurationError, code="E-CHAT-004"):
-    """The grammar of the tools on offer does not compile.
+    """The grammar of the offered tools does not compile.
 
     Causes: a pattern in a tool's schema that the grammar compiler does not support; a schema with endless recursion.
     Fix: fix the tool's schema, exclude the tool with servers.settings.NAME.deny, or set sampling.constrain to off.
-    Example: the grammar of the tools on offer does not compile: unknown escape in pattern. Fix: fix the tool's schema,
+    Example: the grammar of the offered tools does not compile: unknown escape in pattern. Fix: fix the tool's schema,
     exclude the tool, or set sampling.constrain to off.
     """
 
@@ -726,19 +744,19 @@ class GrammarError(ConfigurationError, code="E-CHAT-004"):
 class MissingLogprobError(ConfigurationError, code="E-SAMP-001"):
     """The sampler returned tokens without logprobs: the policy ratio would be undefined.
 
-    Causes: a version of the sampler that mcprl was not made for; a proxy in between that drops unknown fields.
-    Fix: use the version of vLLM that mcprl pins, without a proxy in between.
+    Causes: a sampler version that mcprl does not support; a proxy that drops unknown fields.
+    Fix: use the version of vLLM that mcprl pins, without a proxy.
     Example: vLLM returned no logprobs. Fix: use vLLM 0.32 or later.
     """
 
 
 class InadmissibleTokenError(ConfigurationError, code="E-SAMP-002"):
-    """The sampler returned a token that the grammar does not admit: the two have different grammars or tokenizers.
+    """The sampler returned a token that the grammar does not allow: it has another grammar or tokenizer.
 
     Causes: the sampler and the learner have different versions of xgrammar; a tokenizer that differs from the model's;
     several end-of-text tokens that are not declared.
-    Fix: give sampler and learner the same model folder, tools and xgrammar.
-    Example: vLLM ended a turn with token 151643, which is not one of the stop tokens that it was given. Fix: use the
+    Fix: use the same model folder, tools and xgrammar version for sampler and learner.
+    Example: vLLM ended a turn with token 151643, which is not one of the requested stop tokens. Fix: use the
     same end-of-text token in the model's tokenizer, in its generation_config.json and in model.renderer.
     """
 
@@ -748,9 +766,9 @@ class AlignmentError(ConfigurationError, code="E-LEARN-001"):
 
     Causes: a bug in mcprl, or in a custom sampler or learner; trajectories sampled under a grammar that the learner was
     not given.
-    Fix: report it with the trajectories of the step; a custom learner needs the grammars of the model.
-    Example: only 99.12% of the tokens to learn from are the tokens that were sampled. Fix: report this with the
-    trajectories of the step: it is a bug in mcprl.
+    Fix: report this bug with the trajectories of the step; give a custom learner the grammars of the model.
+    Example: only 99.12% of the learned tokens match the sampled tokens. Fix: report this bug in mcprl, with the
+    trajectories of the step.
     """
 
 
@@ -758,7 +776,7 @@ class ParityError(ConfigurationError, code="E-LEARN-002"):
     """Sampler and learner give the same tokens different probabilities before any update.
 
     Causes: different precisions in sampler and learner; different weights or tokenizers under one name; kernels that
-    differ more than the bound allows.
+    differ by more than the bound.
     Fix: use the same model and dtype in both, measure with `mcprl parity RECIPE`, and raise learner.max_parity_error
     only for bfloat16.
     Example: before any update, sampler and learner differ by 0.35 nats per token on the same 431 tokens (at most 3.1);
@@ -768,15 +786,15 @@ class ParityError(ConfigurationError, code="E-LEARN-002"):
 
 
 class NonFiniteError(ConfigurationError, code="E-LEARN-003"):
-    """Update after update had NaN or Inf in a reward, logprob, loss or gradient. All were rolled back.
+    """Several updates in a row had NaN or Inf in a reward, logprob, loss or gradient. All were rolled back.
 
     Causes: a learning rate that is too high; half precision that overflows; a reward function that returns NaN; damaged
     weights.
     Fix: look at the episodes in the message, lower learner.learning_rate, or set model.dtype to float32; then `mcprl
     resume` from an earlier checkpoint.
-    Example: 3 updates in a row hit NaN or Inf, the last one: a gradient is not a finite number after task d03; the
-    weights are those from before these updates. Fix: look at the episodes in the message; lower learner.learning_rate,
-    or set model.dtype to float32.
+    Example: 3 updates in a row hit NaN or Inf, most recently: a gradient is not a finite number after task d03; the
+    updates were rolled back. Fix: look at the episodes in the message; lower learner.learning_rate, or set model.dtype
+    to float32.
     """
 
 
@@ -784,7 +802,7 @@ class UnsharableError(ConfigurationError, code="E-LEARN-004"):
     """The model's attention does not let trajectories share a prefix.
 
     Causes: a model with sliding-window, linear or recurrent layers.
-    Fix: set learner.share_prefix to false: the same update, without the saving.
+    Fix: set learner.share_prefix to false, which gives the same update but takes more time.
     Example: some/model has layers of sliding_attention; trajectories can share a prefix only if every layer attends to
     all earlier tokens. Fix: set learner.share_prefix to false.
     """
@@ -793,10 +811,10 @@ class UnsharableError(ConfigurationError, code="E-LEARN-004"):
 class UnfitEngineError(ConfigurationError, code="E-ENG-001"):
     """The engine or its client cannot do what the run needs.
 
-    Causes: a version of tinker or SkyRL that mcprl was not made for; a LoRA rank or number of adapters that the server
-    does not allow; a key that it refuses; an adapter that it did not save itself.
+    Causes: a version of tinker or SkyRL that mcprl does not support; a LoRA rank or number of adapters that the server
+    does not allow; a rejected key; an adapter that the server did not save itself.
     Fix: use what the message suggests: another version, a lower learner.lora_rank, the key in TINKER_API_KEY, or
     engine=transformers.
-    Example: the server samples from weights that it saved itself, not from outputs/a/adapter. Fix: use the adapter with
-    another engine: --set engine=transformers.
+    Example: the server can sample only from weights that it saved itself, not from outputs/a/adapter. Fix: use the
+    adapter with another engine: --set engine=transformers.
     """

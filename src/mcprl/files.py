@@ -1,7 +1,7 @@
 """JSON in one canonical form, and files that are either complete or absent.
 
-A write returns when the system has the bytes; `fsync` waits until the disk has them. A file's name is an entry of its
-folder, so the folder needs an `fsync` too.
+A write returns when the operating system has the bytes; `fsync` waits until the disk has them. A file's name is an
+entry of its folder, so the folder needs an `fsync` too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mcprl.errors import StorageError
 
 
 def canonical_json(value: object) -> str:
-    r"""The value as ASCII JSON with sorted keys and no spaces. 1.0 is written as 1.
+    r"""Return a value as ASCII JSON with sorted keys and no spaces. 1.0 is written as 1.
 
     Texts are not normalised: two Unicode forms of a letter stay different, because a tool may distinguish them. Raises
     ValueError for values that are not JSON: infinities, keys that are not text, other types, endless nesting.
@@ -50,7 +50,7 @@ def _plain(value: object) -> object:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be encoded: JSON can contain lone surrogates, which cannot."""
+    """Return whether a text can be encoded. JSON can contain lone surrogates, which cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -62,33 +62,33 @@ _NUMBER_IN_TEXT = re.compile(r"\(os error (\d+)\)")
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace a file durably and atomically: at every moment the old or the new content is there.
+    """Replace a file durably and atomically: at any time it has either the old or the new content.
 
-    On StorageError the old content remains.
+    After a StorageError the file still has its old content.
     """
     unfinished = path.with_name(f".{path.name}.partial")
     with storage_faults(f"writing {path}"):
         try:
-            # A buffered file continues after a partial write.
+            # A buffered file would continue after a partial write.
             with unfinished.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
         except OSError:
-            with suppress(OSError):  # report the first error
+            with suppress(OSError):  # report only the first error
                 unfinished.unlink(missing_ok=True)
             raise
     sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the disk has a file's content. Raises StorageError."""
+    """Wait until a file's content is on disk. Raises StorageError."""
     _sync(path, os.O_RDONLY)
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the disk has the names in a folder. Raises StorageError."""
+    """Wait until the names in a folder are on disk. Raises StorageError."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
@@ -105,8 +105,8 @@ def _sync(path: Path, flags: int) -> None:
 def storage_faults(doing: str, *also: type[Exception]) -> Generator[None]:
     """Turn OS errors into a StorageError: "writing runs/a/state.json failed: No space left on device".
 
-    `also` are exceptions of libraries that write files without Python. They count if their text has the error number,
-    such as "(os error 28)" of Rust; others are raised unchanged.
+    `also` are exceptions of libraries that do their own file access. They are converted only if their text has an OS
+    error number, such as "(os error 28)" from Rust. All others are raised unchanged.
     """
     try:
         yield
@@ -121,10 +121,10 @@ def storage_faults(doing: str, *also: type[Exception]) -> Generator[None]:
 
 def _storage_error(doing: str, number: int | None, text: str) -> StorageError:
     if number in (errno.ENOSPC, errno.EDQUOT):
-        first = "free space on that disk, or raise the quota"
+        first = "free space on this disk, or raise the quota"
     elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
         first = "give this user write access, and check that the disk is not mounted read-only"
     else:
-        first = "check in the system log that the disk is healthy and still mounted"
+        first = "check the system log for disk faults, and that the disk is still mounted"
     reason = text if number is None else os.strerror(number)
     return StorageError(f"{doing} failed: {reason}", fix=f"{first}; then continue with `mcprl resume`")

@@ -1,33 +1,44 @@
-"""How success is checked: the expected answer, the calls it takes, and the state of the world afterwards.
+"""Goals: the expected answer of a task, the calls that it needs, and the state of the servers afterwards.
 
-A goal is only a description. `mcprl.episodes.rewards` scores it.
+A goal is only data. `mcprl.episodes.rewards` scores episodes against it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 __all__ = [
     "AnyText",
     "Contains",
     "Exactly",
     "ExpectedCall",
+    "ExpectedCheck",
     "ExpectedState",
     "ExpectedText",
     "ExpectedWrite",
     "Goal",
     "HasAll",
+    "HasDate",
+    "HasFields",
     "HasNumber",
     "Matches",
     "MeetsSome",
+    "Unit",
 ]
+
+# fmt: off
+Unit = Literal[
+    "mm", "cm", "m", "km", "inch", "ft", "mi", "mg", "g", "kg", "t", "oz", "lb", "ms", "s", "min", "h", "d",
+    "B", "KB", "MB", "GB", "TB", "°C", "°F", "%",
+]
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyText:
-    """Accepts any answer that is not empty: for tasks that check calls only."""
+    """Accepts any answer that is not empty. For tasks that check only calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +50,7 @@ class Contains:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exactly:
-    """The whole answer must be this text, ignoring surrounding spaces and case."""
+    """The answer must be this text, ignoring case and surrounding spaces."""
 
     text: str
 
@@ -48,13 +59,27 @@ class Exactly:
 class HasNumber:
     """The answer must contain a number within `tolerance` of `value`, and at most `at_most` different numbers.
 
-    The limit (None: no limit) rules out lists of guesses.
+    `at_most` (None: no limit) rejects answers that list many guesses. With a unit, only quantities of its kind count.
 
     HasNumber(value=213.88, tolerance=0.005) accepts "It closed at $213.88."
+    HasNumber(value=5, tolerance=0.01, unit="km") accepts "It is 5,000 metres away."
     """
 
     value: float
     tolerance: float = 0.0
+    at_most: int | None = 4
+    unit: Unit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HasDate:
+    """The answer must contain a date within `tolerance_days` of `date`, and at most `at_most` different dates.
+
+    HasDate(date="2025-11-14") accepts "On November 14, 2025."
+    """
+
+    date: str
+    tolerance_days: int = 0
     at_most: int | None = 4
 
 
@@ -87,8 +112,18 @@ class MeetsSome:
     at_least: int | None = None
 
 
-ExpectedText = AnyText | Contains | Exactly | HasNumber | HasAll | Matches | MeetsSome
-"""How a text is checked: the final answer, or the answer of a tool that reports the state of the world."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HasFields:
+    """The answer must contain a JSON object whose fields meet these expectations. Dots lead into objects and lists.
+
+    HasFields(fields={"city": Exactly(text="Lima"), "offices.0.floor": HasNumber(value=3)})
+    """
+
+    fields: Mapping[str, ExpectedText]
+
+
+ExpectedText = AnyText | Contains | Exactly | HasNumber | HasDate | HasAll | Matches | MeetsSome | HasFields
+"""A check of a text: of the final answer, or of the answer of a tool that reports state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +138,7 @@ class ExpectedCall:
 class ExpectedState:
     """What must be true after the episode: `tool` is called, and its text must meet all of `texts`.
 
-    The environment makes this call; the tool need not be offered to the policy.
+    mcprl makes this call; the policy does not need access to the tool.
 
     ExpectedState(tool="get_slack_channel_history", arguments={"channel_id": "C0TRADING", "limit": 1},
                   texts=(Contains(text="VLKN"), HasNumber(value=213.88, tolerance=0.005, at_most=None)))
@@ -118,7 +153,7 @@ class ExpectedState:
 class ExpectedWrite:
     """A successful call that must have been made: with these arguments, and with texts that meet these expectations.
 
-    For worlds whose state cannot be read afterwards, such as recorded ones.
+    For servers whose state cannot be read afterwards, such as recorded ones.
 
     ExpectedWrite(tool="send_slack_message", arguments={"channel": "trading"},
                   texts={"message": (Contains(text="VLKN"), HasNumber(value=213.88, tolerance=0.005))})
@@ -130,23 +165,38 @@ class ExpectedWrite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """How success is checked. Fields that are left out are not checked and not part of the reward.
+class ExpectedCheck:
+    """A function of the user that returns how far the task is solved, from 0 to 1. It may call the tools in `probes`.
 
-    `calls` are needed in this order unless `in_any_order`; `min_calls` is how many calls must succeed in total;
-    `state` and `writes` are one part of the reward; `rubric` is the instruction for a judge, if the run has one.
+    ExpectedCheck(function="/home/ana/checks.py:ticket_closed", probes=("list_tickets",))
+    """
+
+    function: str
+    probes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What a successful episode must do. Fields that are left out are not checked and not part of the reward.
+
+    `calls` are needed in this order unless `in_any_order`. `call_sets` has the sizes of sets of calls, which are needed
+    in this order, each in any order: (1, 2) is the first call, then the second and the third. `min_calls` is how many
+    calls must succeed in total; `state` and `writes` are one part of the reward; `rubric` is the instruction for a
+    judge, if the run has one; `check` is a function in Python.
     """
 
     answer: ExpectedText | None = None
     calls: tuple[ExpectedCall, ...] = ()
     in_any_order: bool = False
+    call_sets: tuple[int, ...] = ()
     min_calls: int = 0
     state: tuple[ExpectedState, ...] = ()
     writes: tuple[ExpectedWrite, ...] = ()
     rubric: str | None = None
+    check: ExpectedCheck | None = None
 
     @property
     def texts_of_state(self) -> tuple[ExpectedText, ...]:
-        """Every expectation about a text in `state` and `writes`."""
+        """Return every expectation about a text in `state` and `writes`."""
         written = (text for write in self.writes for texts in write.texts.values() for text in texts)
         return (*(text for state in self.state for text in state.texts), *written)

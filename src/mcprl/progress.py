@@ -1,4 +1,4 @@
-"""How a run reports its progress to a terminal, a log or a test."""
+"""An interface for reporting the progress of a run to a terminal, a log or a test."""
 
 from __future__ import annotations
 

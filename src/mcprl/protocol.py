@@ -1,7 +1,7 @@
 """mcprl's extensions of MCP for servers written for it, and parsing of HTTP `Retry-After`.
 
-A server can keep a state per episode in one process: it marks the tools that read or write that state, and gets the
-episode's id in the metadata of each call. Other servers are called as usual.
+A server can keep separate state for each episode in one process. It marks the tools that use this state, and receives
+the episode's id in the metadata of each call. Other servers are called as usual.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """The wait that the server asks for; None if there is none, or none that can be parsed."""
+    """Return how long the server asks to wait, or None if it does not ask or the header cannot be parsed."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0), ("x-ratelimit-reset-after", 1.0)):
         value = headers.get(name)
         seconds = None if value is None else _number(value)
@@ -34,7 +34,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     moment = _moment(headers.get("retry-after"))
     if moment is None:
         return None
-    # Relative to the server's clock, if it sends the time: ours may differ.
+    # If the server sends a date, compare it with the server's clock: ours may differ.
     now = _moment(headers.get("date"))
     return max(moment - (time.time() if now is None else now), 0.0)
 
@@ -55,18 +55,19 @@ def _moment(text: str | None) -> float | None:
 
 
 SCOPE: Final = "mcprl/scope"
-"""In the metadata of a tool. With the value `EPISODE_SCOPE`, the tool works on the state of one episode."""
+"""Key in the metadata of a tool. The value `EPISODE_SCOPE` means that the tool works on the state of one episode."""
 EPISODE_SCOPE: Final = "episode"
 
 EPISODE: Final = "mcprl/episode"
-"""In the metadata of a call to such a tool: the id of its episode."""
+"""Key in the metadata of a call to such a tool: the id of its episode."""
 EPISODE_LIVES_S: Final = "mcprl/episode_lives_s"
-"""Also there: the seconds after which that episode is certainly over and its state may be dropped."""
+"""Key in the metadata of a call that belongs to an episode: the seconds after which the episode is over and its state
+can be dropped."""
 
 RETRY_AFTER_S: Final = "retry_after_s"
-"""In the data of a JSON-RPC error: the call did nothing, and may be retried after this many seconds."""
+"""Key in the data of a JSON-RPC error: the call had no effect, and may be retried after this many seconds."""
 
 TOKEN_VARIABLE: Final = "MCPRL_SERVER_TOKEN"
-"""In the environment of a server that mcprl starts and reaches over HTTP: requests must have this token."""
+"""Environment variable of a server that mcprl starts and reaches over HTTP: requests must carry this token."""
 TOKEN_HEADER: Final = "x-mcprl-token"
-"""The header in which requests to such a server carry the token. A web page cannot send it."""
+"""Header in which requests to such a server carry the token. A web page cannot send this header."""

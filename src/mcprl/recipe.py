@@ -1,4 +1,4 @@
-"""Reading a recipe, the YAML file of a run: dotted overrides, errors with file and line, did-you-mean."""
+"""Reads a recipe, the YAML file of a run. Applies dotted overrides; errors have file, line and did-you-mean hints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES: dict[object, str] = {str: "text", int: "whole number", float: "number", 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. `default` is written as in a recipe; None: the setting is required."""
+    """One setting. `default` is written as in a recipe; None means that the setting is required."""
 
     path: str
     type: str
@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class DescribedSection:
-    """A section of the configuration. In a mapping of sections, NAME is the key."""
+    """A section of the configuration. In a mapping of sections, the key is shown as NAME."""
 
     path: str
     description: str
@@ -48,13 +48,13 @@ class DescribedSection:
 
 
 def settings() -> Iterator[Setting]:
-    """Every setting of a run."""
+    """Yield every setting of a run."""
     for section in sections():
         yield from section.settings
 
 
 def sections(model: type[BaseModel] = RunConfig, path: str = "") -> Iterator[DescribedSection]:
-    """A section, then its subsections, in the order of the file."""
+    """Yield a section, then its subsections, in the order of the file."""
     own: list[Setting] = []
     inner: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
@@ -70,7 +70,7 @@ def sections(model: type[BaseModel] = RunConfig, path: str = "") -> Iterator[Des
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:
-    """The section that a setting holds, directly or as the value type of a mapping or list."""
+    """Return the section that a setting holds, directly or as the value type of a mapping or list."""
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
@@ -78,7 +78,7 @@ def section_of(annotation: object) -> type[BaseModel] | None:
 
 
 def _type_text(field: FieldInfo) -> str:
-    """The type with its bounds, as in `number, > 0`."""
+    """Return a field's type with its bounds, such as `number, > 0`."""
     bounds = [
         f"{sign} {getattr(limit, name):g}"
         for limit in field.metadata
@@ -89,7 +89,7 @@ def _type_text(field: FieldInfo) -> str:
 
 
 def _type_name(annotation: object) -> str:
-    """A type as a person writes it in YAML."""
+    """Return a type as a person would write it in YAML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type_name(arguments[0])
@@ -112,51 +112,56 @@ def _default_text(field: FieldInfo) -> str | None:
     if field.is_required():
         return None
     value: object = to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}))
-    # JSON is YAML, and text needs no quotes unless it is empty.
+    # JSON is valid YAML, and text needs no quotes unless it is empty.
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
-# Settings of 0.1.0 that are gone, each with what to do instead. docs/upgrading.md has the same list.
+# Settings of 0.1.0 that were removed, each with its replacement. docs/upgrading.md has the same list.
 CHANGED_SETTINGS = {
     "sampling.engine": "set engine, at the top level, to this value: vllm, transformers or skyrl",
     "sampling.request_deadline_s": "set episodes.deadline_s, which now limits single turns too",
     "sampling.vllm.start_deadline_s": "delete it: vLLM has 30 minutes to start, and its exit is noticed at once",
-    "sampling.vllm.max_restarts": "delete it: three restarts in a row without a sampled turn end the run",
+    "sampling.vllm.max_restarts": "delete it: the run ends after three restarts in a row without a sampled turn",
     "skyrl.start_deadline_s": "delete it: the server has 15 minutes to start, and its exit is noticed at once",
-    "skyrl.request_deadline_s": "delete it: a request of the learner may take 30 minutes",
-    "skyrl.max_restarts": "delete it: three recoveries in a row without progress end the run",
-    "workers.kind": "set workers.count: 0 plays episodes in this process, more are Ray workers",
-    "workers.cpus": "delete it: a worker is one process and takes one core",
-    "episodes.max_attempts": "delete it: an episode lost to the infrastructure is played up to 5 times",
-    "episodes.spares": "delete it: it favoured short episodes; training.max_staleness hides slow ones instead",
-    "servers.settings.NAME.spares": "delete it: with isolation per_episode two servers are kept warm",
-    "servers.settings.NAME.retry": "write attempts: 3 in place of retry: {attempts: 3}; the waits are fixed",
-    "servers.settings.NAME.breaker": "delete it: after 5 failures in a row a server is left alone for 5 seconds",
-    "servers.settings.NAME.errors.tools": "delete it, and let `match` tell the tools apart: a rule holds for all tools",
+    "skyrl.request_deadline_s": "delete it: requests of the learner have a fixed deadline of 30 minutes",
+    "skyrl.max_restarts": "delete it: the run ends after three recoveries in a row without progress",
+    "workers.kind": "set workers.count instead: 0 runs episodes in this process, a higher number uses Ray workers",
+    "workers.cpus": "delete it: a worker is one process with one core",
+    "episodes.max_attempts": "delete it: an episode lost to the infrastructure gets at most 5 attempts",
+    "episodes.spares": (
+        "delete it: it favored short episodes; use training.max_staleness, which overlaps slow episodes with updates"
+    ),
+    "servers.settings.NAME.spares": "delete it: with isolation per_episode, two spare servers are always kept ready",
+    "servers.settings.NAME.retry": "write attempts: 3 instead of retry: {attempts: 3}; waiting times are fixed",
+    "servers.settings.NAME.breaker": "delete it: after 5 failures in a row, a server gets no calls for 5 seconds",
+    "servers.settings.NAME.errors.tools": (
+        "delete it: a rule applies to all tools, so use `match` to distinguish their results"
+    ),
     "rewards.clip_low": "delete it: rewards are clipped to [-1, 1]",
     "rewards.clip_high": "delete it: rewards are clipped to [-1, 1]",
-    "rewards.judge.deadline_s": "delete it: a grade may take 60 seconds",
+    "rewards.judge.deadline_s": "delete it: grading has a fixed deadline of 60 seconds",
+    "rewards.judge.cache": "delete it: a run keeps its grades in memory",
     "algorithm.constant_tokens": "delete it: algorithm.aggregation=constant divides by model.context_tokens",
-    "algorithm.dead_groups": "set algorithm.refill_rounds: 0 for keep, 2 for refill",
-    "algorithm.max_refills": "write the number as algorithm.refill_rounds",
+    "algorithm.dead_groups": "set algorithm.refill_rounds instead: 0 for keep, 2 for refill",
+    "algorithm.max_refills": "rename it to algorithm.refill_rounds",
     "algorithm.kl.place": "delete it: algorithm.kl.estimator=k1 penalizes the reward, k2 and k3 penalize the loss",
     "algorithm.kl.horizon": "delete it: the coefficient moves by at most 2% per update",
     "algorithm.kl.refresh_at_cap": (
-        "delete it: above algorithm.kl.cap, a reference that is not base is reset to the policy"
+        "delete it: above algorithm.kl.cap, a reference other than base is reset to the policy"
     ),
-    "algorithm.kl.ema_decay": "write algorithm.kl.lag: 1 / (1 - ema_decay), which is 100 for 0.99",
-    "algorithm.kl.sync_every": "write the number as algorithm.kl.lag",
+    "algorithm.kl.ema_decay": "set algorithm.kl.lag to 1 / (1 - ema_decay) instead, which is 100 for 0.99",
+    "algorithm.kl.sync_every": "rename it to algorithm.kl.lag",
     "algorithm.critic.coefficient": "delete it: the value loss has weight 0.5; tune algorithm.critic.learning_rate",
-    "algorithm.critic.clip": "delete it: a value may move by 0.2 per update",
+    "algorithm.critic.clip": "delete it: a value may change by at most 0.2 per update",
     "learner.offload_reference": (
         "delete it: the reference stays on the GPU; to save memory, set learner.tuning to lora"
     ),
     "training.pipeline": "set training.max_staleness: 0 for sync, 1 for async",
-    "training.shutdown_s": "delete it: a run that is asked to stop saves itself and ends within 10 seconds",
+    "training.shutdown_s": "delete it: a run that is asked to stop saves its state and ends within 10 seconds",
     "tracking.flush_s": "delete it: trackers have 60 seconds after the run's end",
     "tracking.wandb.entity": "write tracking.wandb.project as entity/project",
-    "tracking.wandb.mode": "delete it, and set WANDB_MODE=offline in the environment or the file of keys",
-    "tracking.wandb.url": "delete it, and set WANDB_BASE_URL in the environment or the file of keys",
+    "tracking.wandb.mode": "delete it, and set WANDB_MODE=offline in the environment or the key file",
+    "tracking.wandb.url": "delete it, and set WANDB_BASE_URL in the environment or the key file",
 }
 
 
@@ -174,7 +179,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise ConfigFileError(
-            f"cannot read {path}: {reason}", fix="give the path of a recipe, such as recipes/hello-cpu.yaml"
+            f"cannot read {path}: {reason}", fix="pass the path of a recipe, such as recipes/hello-cpu.yaml"
         ) from error
     places: _Places = {}
     data = _parse_yaml(text, str(path), places)
@@ -193,7 +198,7 @@ def _parse_yaml(text: str, source: str, places: _Places) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}" if mark is not None else source
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigFileError(f"{where}: {problem}", fix="correct the YAML at that line") from error
+        raise ConfigFileError(f"{where}: {problem}", fix="correct the YAML at this line") from error
     if not isinstance(node, yaml.MappingNode):
         raise ConfigFileError(f"{source} is not a mapping", fix="write settings as `key: value` lines")
     _record_places(node, (), source, places)
@@ -206,7 +211,7 @@ def _record_places(node: yaml.Node, path: tuple[str, ...], source: str, places: 
             here = (*path, str(key.value))
             place = f"{source}:{key.start_mark.line + 1}"
             if here in places:
-                raise ConfigFileError(f"{place}: duplicate key {key.value!r}", fix="keep one of the two")
+                raise ConfigFileError(f"{place}: duplicate key {key.value!r}", fix="remove one of the two")
             places[here] = place
             _record_places(value, here, source, places)
     elif isinstance(node, yaml.SequenceNode):
@@ -226,7 +231,10 @@ def _apply_override(data: dict[str, Any], override: str, places: _Places) -> Non
         # `training:` without a value is an empty section.
         inner: object = {} if target.get(section) is None else target[section]
         if not isinstance(inner, dict):
-            raise BadValueError(f"--set {override}: {section!r} is not a section", fix="see `mcprl config explain`")
+            raise BadValueError(
+                f"--set {override}: {section!r} is not a section",
+                fix="run `mcprl config explain` to list all sections",
+            )
         target[section] = inner
         target = cast("dict[str, Any]", inner)
     try:
@@ -240,7 +248,7 @@ def _apply_override(data: dict[str, Any], override: str, places: _Places) -> Non
 
 
 def _explain(error: ValidationError, path: Path, places: _Places) -> ConfigurationError:
-    """Every unknown key with its line, since they cause other problems; without any, the first problem."""
+    """Return an error for all unknown keys, since they cause other problems, or else for the first problem."""
     found = error.errors()
     unknown = [each for each in found if each["type"] == "extra_forbidden"]
     told = [_problem(each, path, places) for each in unknown[:_MAX_KEYS_TOLD] or found[:1]]
@@ -258,9 +266,9 @@ def _problem(found: ErrorDetails, path: Path, places: _Places) -> ConfigurationE
     place = _place_of(location, places) or str(path)
     if found["type"] == "extra_forbidden" and location[0] == "sampling" and location[-1] in NOT_REPRODUCIBLE:
         return BadValueError(
-            f"{place}: {dotted!r} is refused: the learner cannot reproduce the resulting distribution, so every "
+            f"{place}: {dotted!r} is not supported: the learner cannot reproduce the resulting distribution, so every "
             "ratio would be wrong",
-            fix="delete it; the learner reproduces sampling.temperature and sampling.constrain",
+            fix="delete it; use sampling.temperature and sampling.constrain, which the learner reproduces",
         )
     if found["type"] == "extra_forbidden" and (key := _key_of(location)) in CHANGED_SETTINGS:
         return UnknownKeyError(f"{place}: {dotted!r} was a setting of mcprl 0.1.0", fix=CHANGED_SETTINGS[key])
@@ -269,7 +277,9 @@ def _problem(found: ErrorDetails, path: Path, places: _Places) -> ConfigurationE
         hint = f" (did you mean {suggestion!r}?)" if suggestion else ""
         return UnknownKeyError(
             f"{place}: unknown key {dotted!r}{hint}",
-            fix=f"rename it to {suggestion!r}" if suggestion else "delete it, or see `mcprl config explain`",
+            fix=f"rename it to {suggestion!r}"
+            if suggestion
+            else "delete it, or run `mcprl config explain` to list all settings",
         )
     if found["type"] == "missing":
         return BadValueError(f"{place}: {dotted!r} is missing", fix=f"add {dotted!r}")
@@ -295,13 +305,13 @@ def _documented_path(location: tuple[str | int, ...]) -> str:
 
 
 def _key_of(location: tuple[str | int, ...]) -> str:
-    """A place as the documentation names it: servers.settings.NAME.errors.match, without numbers of list items."""
+    """Return a location as the documentation names it: servers.settings.NAME.errors.match, without list indices."""
     parts = ["NAME" if i == 2 and location[:2] == ("servers", "settings") else p for i, p in enumerate(location)]
     return ".".join(part for part in parts if isinstance(part, str))
 
 
 def _closest_setting(location: tuple[str | int, ...]) -> str | None:
-    """The sibling setting with the most similar name, else the setting in another section that is most similar."""
+    """Return the sibling setting with the most similar name, or else the most similar setting of another section."""
     model: type[BaseModel] = RunConfig
     for part in location[:-1]:
         info = model.model_fields.get(str(part))
@@ -310,7 +320,7 @@ def _closest_setting(location: tuple[str | int, ...]) -> str | None:
     siblings = difflib.get_close_matches(wanted, list(model.model_fields), n=1)
     if siblings:
         return siblings[0]
-    # Of several settings of one name, such as learning_rate, the one nearest to the top is the usual one.
+    # If several settings have the same name, such as learning_rate, the one closest to the top level is probably meant.
     by_name: dict[str, str] = {}
     for setting in sorted(settings(), key=lambda each: each.path.count(".")):
         by_name.setdefault(setting.path.rpartition(".")[2], setting.path)

@@ -2,7 +2,7 @@
 
     Task ──▶ Episode ──▶ Trajectory ──▶ Batch ──▶ Update
 
-An episode has no record of its own. It is a coroutine (`mcprl.episodes.loop`) that returns a `Trajectory` or a
+There is no record for an episode. An episode is a coroutine (`mcprl.episodes.loop`) that returns a `Trajectory` or a
 `LostEpisode`.
 """
 
@@ -73,7 +73,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """A known solution of a task: one call per turn, then the answer.
+    """A known solution of a task: one call per turn, then the final answer.
 
     Solution(calls=(ToolCall(name="find_person", arguments={"name": "Ana"}),), answer="Ana is in Lima.")
     """
@@ -84,7 +84,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
-    """The user's next message, sent when a turn has no calls. From then on the policy may also use `tools`.
+    """A further user message, sent after a turn without calls. From then on the policy may also use `tools`.
 
     FollowUp(messages=({"role": "user", "content": "And what time is it in Lagos then?"},), tools=())
     """
@@ -132,12 +132,12 @@ class Task:
 
 
 class Source(StrEnum):
-    """Where the response to a call came from."""
+    """Where the response of a call came from."""
 
     LIVE = "live"
     CACHE = "cache"
     CASSETTE = "cassette"
-    MISSING = "missing"  # the tool is replayed, and this call is not recorded
+    MISSING = "missing"  # the tool is replayed from a cassette, and this call was not recorded
     INJECTED = "injected"
 
 
@@ -183,7 +183,7 @@ class StopReason(StrEnum):
     TURN_LIMIT = "turn_limit"
     CONTEXT_LIMIT = "context_limit"
     DEADLINE = "deadline"
-    CAUSED_FAULT = "caused_fault"  # its last turn makes a tool server fail each time
+    CAUSED_FAULT = "caused_fault"  # the last turn made a tool server fail in every attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +220,10 @@ class Trajectory:
 
     `grammar` is the structural tag that every turn was sampled under, if any. A turn can end with any of
     `stop_token_ids`. Together they determine the tokens that were allowed at each position. `Batch.learnable` marks the
-    tokens that carry loss.
+    tokens that carry loss. `code` is the digest of the reward functions that scored the episode, if there were any.
+
+    An episode that an endpoint played has no token ids: its columns are empty, the `sampled_ids` of its turns too, and
+    `endpoint_tokens` are the endpoint's own counts, (read, sampled). No `Batch` accepts such a trajectory.
     """
 
     task_id: str
@@ -239,14 +242,25 @@ class Trajectory:
     stop: StopReason
     reward: float
     reward_parts: Mapping[str, float]
+    answer: str | None = None
+    code: str = ""
     duration_s: float = 0.0
     grammar: str | None = None
     stop_token_ids: tuple[int, ...] = ()
+    endpoint_tokens: tuple[int, int] | None = None
+
+    @property
+    def token_counts(self) -> tuple[int, int]:
+        """How many tokens the policy read (each counted once), and how many it sampled."""
+        sampled = sum(self.sampled)
+        return self.endpoint_tokens or (len(self.token_ids) - sampled, sampled)
 
     def __post_init__(self) -> None:
+        if self.endpoint_tokens is not None and self.token_ids:
+            raise ValueError(f"trajectory {self.task_id}/{self.member}: an endpoint gives no token ids")
         columns = (self.sampled, self.forced, self.fixed, self.logprobs, self.turn_index, self.weights_version)
         if any(len(column) != len(self.token_ids) for column in columns):
-            raise ValueError(f"trajectory {self.task_id}/{self.member}: columns differ in length")
+            raise ValueError(f"trajectory {self.task_id}/{self.member}: its columns have different lengths")
         for sampled, forced, fixed, logprob in zip(self.sampled, self.forced, self.fixed, self.logprobs, strict=True):
             if sampled and not (math.isfinite(logprob) and logprob <= 0.0):
                 raise ValueError(f"trajectory {self.task_id}/{self.member}: {logprob} is not a valid logprob")
@@ -272,7 +286,7 @@ def turns_by_message(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostEpisode:
-    """An attempt lost to an infrastructure fault. It is counted and the episode is run again; updates never use it."""
+    """An attempt lost to an infrastructure fault. It is counted, and the episode is run again. No update uses it."""
 
     task_id: str
     member: int
@@ -287,7 +301,7 @@ class LostEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The episodes of one task in one step, sorted by member, and the attempts that were lost.
+    """The episodes of one task in one step, in the order of their index, and the attempts that were lost.
 
     Group(task=task, trajectories=(t0, t1, t2, t3), lost=())     # group_size 4
     """
@@ -298,15 +312,17 @@ class Group:
 
     def __post_init__(self) -> None:
         if len(self.trajectories) < 2:
-            raise ValueError(f"group of task {self.task.id} has {len(self.trajectories)} trajectories; it needs 2")
+            raise ValueError(
+                f"group of task {self.task.id} has {len(self.trajectories)} trajectories, but needs at least 2"
+            )
         if any(one.member >= other.member for one, other in pairwise(self.trajectories)):
-            raise ValueError(f"group of task {self.task.id}: members duplicated or unsorted")
+            raise ValueError(f"group of task {self.task.id}: its members are duplicated or not sorted")
         if any(t.task_id != self.task.id for t in self.trajectories):
-            raise ValueError(f"group of task {self.task.id} holds a trajectory of another task")
+            raise ValueError(f"group of task {self.task.id} contains a trajectory of another task")
 
     @property
     def has_variance(self) -> bool:
-        """Whether the rewards differ. If they do not, all advantages are 0 and there is nothing to learn."""
+        """Return whether the rewards differ. If not, all advantages are 0 and there is nothing to learn."""
         return any(t.reward != self.trajectories[0].reward for t in self.trajectories)
 
 
@@ -356,12 +372,14 @@ class Batch:
 
     def __post_init__(self) -> None:
         trajectories = self.trajectories
+        if any(t.endpoint_tokens is not None for t in (*trajectories, *self.demonstrations)):
+            raise ValueError("an episode that an endpoint played cannot be trained on: it has no token ids")
         lengths = [len(t.token_ids) for t in trajectories]
         if lengths != [len(a) for a in self.advantages] or lengths != [len(mask) for mask in self.learnable]:
             raise ValueError("a batch needs one advantage and one mask for each token of each trajectory")
         read = (self.returns, self.readings.logprobs, self.readings.reference_logprobs, self.readings.values)
         if any(columns is not None and lengths != [len(column) for column in columns] for columns in read):
-            raise ValueError("the returns or readings of a batch belong to other trajectories")
+            raise ValueError("the returns or readings of a batch do not match its trajectories")
         for trajectory, mask in zip(trajectories, self.learnable, strict=True):
             if any(m and not s for m, s in zip(mask, trajectory.sampled, strict=True)):
                 raise ValueError(f"batch {self.step}: a token that was not sampled is marked learnable")

@@ -1,8 +1,9 @@
 """Validation of values against untrusted JSON schemas, in bounded time.
 
-A validator of jsonschema gets keywords of our own: each counts a step, `pattern` and `patternProperties` use a linear
-regex engine, `enum` and `uniqueItems` compare by hash. A pattern that the linear engine does not support is not
-enforced, nor is anything that depends on whether it matches, nor `unevaluatedProperties`: see `SchemaCheck.unenforced`.
+The keywords of jsonschema's validator are replaced: each counts a step, `pattern` and `patternProperties` use a
+linear-time regex engine, `enum` and `uniqueItems` compare hashes. Three things are not enforced: patterns that this
+engine does not support, keywords that depend on whether such a pattern matches, and `unevaluatedProperties` (see
+`SchemaCheck.unenforced`).
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from mcprl.bounds import (
 )
 
 LINEAR = jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES)
-"""The linear regex engine, for validators of jsonschema_rs."""
+"""Makes validators of jsonschema_rs use the linear-time regex engine."""
 
 
 @lru_cache(maxsize=1024)
 def schema_search(pattern: str) -> Callable[[str], bool] | None:
-    """A function that searches a text for a pattern of a JSON schema. None if that takes more than linear time.
+    """Return a function that searches a text for a pattern of a JSON schema, or None if that would not take linear
+    time.
 
     >>> schema_search("^(a+)+$")("a" * 36 + "!"), schema_search("^(?!a)")
     (False, None)
@@ -55,33 +57,33 @@ def schema_search(pattern: str) -> Callable[[str], bool] | None:
     return lambda text: is_valid(text.encode("utf-8", "replace").decode())
 
 
-# Typed here because the library is not.
+# Types are written here because the library has none.
 _best_match = cast("Callable[[Iterable[ValidationError]], ValidationError | None]", untyped_best_match)
 _Keyword = Callable[[Any, Any, Any, Any], Iterable[ValidationError] | None]
 
 _MAX_PROBLEMS = 20
-# The limit of the fast check: schemas times values. Beyond it, only the check that counts its steps is used.
+# The limit of the fast check: schemas times values. Beyond it, only the check that counts steps is used.
 _MAX_FAST = 1_000_000
 # Compiling a pattern takes up to 10 ms, in proportion to its length with counts expanded.
 _MAX_PATTERN_STEPS = 4000
 _COUNT = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _CHARS_PER_STEP = 10
-# Nested keywords. Python's recursion limit is at about 250 of them; if it is hit inside a Rust library, that panics.
+# Maximum nesting of keywords. Python's recursion limit is hit at about 250, and hitting it in a Rust library panics.
 _MAX_KEYWORD_DEPTH = 150
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE = ("not", "if", "then", "else")
 _IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
 _REFERENCES = ("$ref", "$dynamicRef")
-# These may fail because an inner schema holds, so their errors are ignored if a match was only assumed.
+# These keywords may fail because an inner schema holds. If a match was only assumed, their errors are ignored.
 _MAY_BLAME_A_MATCH = frozenset(("not", "oneOf", "if", "contains", "unevaluatedItems"))
 
 
 class BadSchemaError(ValueError):
-    """Why something is not a JSON schema."""
+    """A schema is not a valid JSON schema. The message says why."""
 
 
 class Checking:
-    """The state of one check: its steps, and how often a match had to be assumed."""
+    """The state of one check: its steps, and how often it had to assume that a pattern matches."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
@@ -90,7 +92,7 @@ class Checking:
         self._enums: dict[int, frozenset[str]] = {}
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Call `work`, which uses validators made by `bounded`."""
+        """Call `work` and return its result. `work` may use validators made by `bounded`."""
         token = _checking.set(self)
         try:
             return work()
@@ -106,7 +108,7 @@ class Checking:
         return search(text)
 
     def is_listed(self, value: Any, listed: list[Any]) -> bool:
-        # By identity: the list belongs to a schema that outlives the check.
+        # Keyed by identity: the list belongs to a schema that outlives the check.
         if id(listed) not in self._enums:
             self.steps.spend(len(listed))
             self._enums[id(listed)] = frozenset(map(_key, listed))
@@ -117,7 +119,7 @@ _checking: ContextVar[Checking] = ContextVar("checking")
 
 
 def _key(value: Any) -> str:
-    """The same text for values that are equal in JSON Schema: 1 and 1.0, but not 1 and true."""
+    """Return the same text for values that are equal in JSON Schema: 1 and 1.0, but not 1 and true."""
     return json.dumps(_plain(value), sort_keys=True)
 
 
@@ -131,10 +133,10 @@ def _plain(value: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def bounded(kind: type[Validator]) -> type[Validator]:
-    """The validator of a dialect with keywords that count their steps. Use it within `Checking.run`."""
+    """Return the validator class of a dialect, with keywords that count steps. Use it within `Checking.run`."""
     keywords = cast("dict[str, _Keyword]", {**cast("Any", kind).VALIDATORS, **_OWN})
     made = cast("Any", untyped_extend)(kind, {name: _counted(name, check) for name, check in keywords.items()})
-    # The library's own would switch to the stock keywords at a `$schema` inside the schema.
+    # The library's method would return to the original keywords at a `$schema` inside the schema.
     made.evolve = _evolved
     return made
 
@@ -150,7 +152,7 @@ def _counted(name: str, check: _Keyword) -> _Keyword:
         checking = _checking.get()
         checking.steps.spend()
         if checking.depth == _MAX_KEYWORD_DEPTH:
-            raise RecursionError("a schema that refers to itself again and again")
+            raise RecursionError("a schema that refers to itself endlessly")
         checking.depth += 1
         try:
             assumed = checking.assumed
@@ -167,7 +169,7 @@ def _counted(name: str, check: _Keyword) -> _Keyword:
 
 
 def _unevaluated_properties(_validator: Any, others: Any, _instance: Any, _: Any) -> Iterator[ValidationError]:
-    # The library's implementation searches with Python's engine, whose time is not bounded.
+    # The library's version uses Python's regex engine, whose time is not bounded.
     _checking.get().assumed += others is not True
     return iter(())
 
@@ -183,7 +185,7 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, _: Any) ->
     checking = _checking.get()
     for pattern, schema in patterns.items():
         for name, value in instance.items():
-            # A value whose name was only assumed to match is not checked.
+            # Skip a value if its name was only assumed to match the pattern.
             if checking.matches(pattern, name) and schema_search(pattern) is not None:
                 yield from validator.descend(value, schema, path=name, schema_path=pattern)
 
@@ -230,7 +232,7 @@ _OWN: Mapping[str, _Keyword] = {
 class SchemaCheck:
     """An untrusted schema, ready to check values. Raises BadSchemaError or OverLimitError if it cannot be used.
 
-    `steps` bounds the work of making it, and may be shared with other schemas.
+    `steps` limits the work of preparing the schema, and may be shared with other schemas.
 
     >>> SchemaCheck({"type": "object", "required": ["city"]}).error({}).message
     "'city' is a required property"
@@ -245,14 +247,14 @@ class SchemaCheck:
             raise BadSchemaError(problem.message)
         try:
             survey = _Survey(schema, kind, steps)
-            # An empty registry: the library's default would fetch a remote reference over the network.
+            # An empty registry: the library's default would fetch remote references over the network.
             self._validator = cast("Any", bounded(kind))(schema, registry=_NO_REGISTRY)
             self.unenforced = survey.unenforced
             self._weight = survey.weight
             self._is_valid = _compile_fast(schema) if self._weight <= _MAX_FAST else _never
             Checking(steps).run(lambda: next(iter(self._validator.iter_errors({})), None))
         except RecursionError as error:
-            raise BadSchemaError("it refers to itself without end, or too deeply") from error
+            raise BadSchemaError("its references to itself are endless or nested too deeply") from error
 
     def error(self, value: Any) -> ValidationError | None:
         """Return what is wrong with a JSON value, or None.
@@ -264,7 +266,7 @@ class SchemaCheck:
         return Checking(Steps(MAX_STEPS, "check")).run(lambda: _best_match(self._validator.iter_errors(value)))
 
     def _is_surely_valid(self, value: Any) -> bool:
-        """The same check in a library that is a hundred times as fast. A negative result is not final."""
+        """Run the same check in a library that is 100 times faster. Only a positive result is final."""
         try:
             measure(value, most_bytes=_MAX_FAST // self._weight)
             return self._is_valid(value)
@@ -297,8 +299,8 @@ def _is_schema(kind: type[Validator]) -> Callable[[Any], bool]:
 
 
 def find_problems(schema: Mapping[str, Any], kind: type[Validator]) -> tuple[ValidationError, ...]:
-    """Why something is not a schema of a dialect: the first reasons. Empty if it is one."""
-    if _is_schema(kind)(schema):  # a hundred times as fast, but gives no reasons
+    """Return the first reasons why a schema is invalid in a dialect; empty if it is valid."""
+    if _is_schema(kind)(schema):  # 100 times faster, but gives no reasons
         return ()
     validator = cast("Any", bounded(kind))(cast("Any", kind).META_SCHEMA)
     errors = cast("Iterator[ValidationError]", validator.iter_errors(schema))
@@ -306,10 +308,10 @@ def find_problems(schema: Mapping[str, Any], kind: type[Validator]) -> tuple[Val
 
 
 class _Survey:
-    """Facts about a schema before it is used: its expanded size, its patterns, and that its references resolve.
+    """Facts about a schema before it is used: its expanded size, its patterns, and whether its references resolve.
 
-    `weight`: the number of schemas once all references are expanded; beyond the fast check's limit if they are
-    recursive.
+    `weight` is the number of schemas after all references are expanded. If they are recursive, it is above the limit of
+    the fast check.
     """
 
     def __init__(self, schema: dict[str, Any], kind: type[Validator], steps: Steps) -> None:
@@ -322,7 +324,7 @@ class _Survey:
         self._walk(schema)
         if max(_unfolded(self._in_place).values(), default=1) > MAX_EXPANSIONS:
             raise OverLimitError(
-                f"puts more than {MAX_EXPANSIONS} schemas in one place once its references are written out"
+                f"has a place with more than {MAX_EXPANSIONS} schemas after its references are expanded"
             )
         weights = _unfolded(self._all, cycles=_MAX_FAST + 1)
         self.weight = weights.get(id(schema), 1)
@@ -370,7 +372,7 @@ class _Survey:
         self._patterns |= dict.fromkeys([*names, *([contents["pattern"]] if "pattern" in contents else [])])
 
     def _is_linear(self, pattern: str) -> bool:
-        """Whether the linear engine supports a pattern. One that no engine supports makes the schema invalid."""
+        """Return whether the linear engine supports a pattern. If no engine supports it, the schema is invalid."""
         counts = [max(int(low), int(high or 0), 1) for low, high in _COUNT.findall(pattern)]
         self._steps.spend(min(_MAX_PATTERN_STEPS, 50 + len(pattern) * math.prod(counts)))
         if schema_search(pattern) is not None:
@@ -383,7 +385,7 @@ class _Survey:
 
 
 def _unfolded(inner: Mapping[int, list[Any]], cycles: int = 0) -> dict[int, int]:
-    """The number of schemas in each one, itself included, once expanded. A recursive reference adds `cycles`."""
+    """Return the number of schemas in each one after expansion, itself included. Recursion counts as `cycles`."""
     counts: dict[int, int] = {}
     under_way: set[int] = set()
 

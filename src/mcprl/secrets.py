@@ -1,14 +1,14 @@
 """Secrets: the registry of their values, and redaction of every text that leaves the process or is written to disk.
 
-Two searches follow each other. The first finds registered values in any common encoding: quoted for a URL, escaped for
-JSON or HTML, in base64. The second finds what looks like a key though nobody registered it: parameters of URLs,
-authorization headers, passwords in URLs, the key formats of well-known services. In doubt it leaves text alone, because
-the policy reads and learns from it.
+A text is searched twice. The first search finds registered values in any common encoding: quoted for a URL, escaped for
+JSON or HTML, in base64. The second finds unregistered text that looks like a key: URL parameters, authorization
+headers, passwords in URLs, the key formats of well-known services. If in doubt it leaves text unchanged, because the
+policy reads and learns from it.
 
     SECRETS.add("FMP_API_KEY", "3f9a…")
     SECRETS.redact("GET /quote?apikey=3f9a…")     # 'GET /quote?apikey=[redacted FMP_API_KEY]'
 
-Redacting twice is the same as redacting once, and takes time linear in the length of the text. It cannot find a value
+Redacting a text again changes nothing. Redaction takes time linear in the length of the text. It cannot find a value
 that was reversed, encrypted, split, or cut at its beginning.
 """
 
@@ -34,13 +34,13 @@ _KEY_BEGIN = "-----BEGIN" + _PRIVATE_KEY
 _KEY_END = "-----END" + _PRIVATE_KEY
 
 _SHAPE_NAMES = ("header", "key", "password", "private key", "token")
-"""The names in `[redacted …]` for values that are not registered."""
+"""The names used in `[redacted …]` for values that are not registered."""
 
 _SECRET_WORDS = re.compile(
     r"(?:auth|authorization|bearer|cookie|credentials?|key|keys|pass|passphrase|pat|pwd|sig|signature"
     r"|\w*(?:apikey|accesskey|secretkey|privatekey|token|secret|secrets|password|passwd))\Z"
 )
-# SSL_KEY_FILE, SSH_AUTH_SOCK, AUTH_MODE etc. hold the place or the use of a secret, not the secret.
+# SSL_KEY_FILE, SSH_AUTH_SOCK, AUTH_MODE etc. give the location or the use of a secret, not the secret.
 _HARMLESS_END = re.compile(
     r"algorithm|count|dir|enabled|endpoint|file|folder|header|host|limit|method|mode|name|path|port|prefix|provider"
     r"|region|required|server|sock|timeout|ttl|type|uri|url|user|username|version"
@@ -48,23 +48,23 @@ _HARMLESS_END = re.compile(
 
 
 HUB_VARIABLES = ("HF_", "HUGGING_FACE_")
-"""Beginnings of the variables of the Hugging Face hub. Whatever loads a model may need its token."""
+"""Prefixes of the variables of the Hugging Face hub. Code that loads a model may need its token."""
 
 
 @lru_cache(maxsize=4096)
 def looks_secret(name: str) -> bool:
-    """Whether a variable, header or parameter of this name usually holds a secret: `FMP_API_KEY`, `X-Auth-Token`."""
+    """Return whether a name of a variable, header or parameter, such as `FMP_API_KEY`, suggests a secret."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
-    # PWD alone is the working directory.
+    # PWD alone is the working directory, not a password.
     if not words or words == ["pwd"] or _HARMLESS_END.fullmatch(words[-1]):
         return False
     return any(_SECRET_WORDS.match(word) for word in words)
 
 
 def environment_without_keys(*kept: str) -> dict[str, str]:
-    """Our environment without variables that look like secrets, for a child that needs no key of a tool or a tracker.
+    """Return our environment without variables that look like secrets, for child processes that need no keys.
 
-    A variable whose name begins with one of `kept` is passed on: environment_without_keys("HF_") has HF_TOKEN.
+    Variables whose names begin with one of `kept` are passed on: environment_without_keys("HF_") has HF_TOKEN.
     """
     return {name: value for name, value in os.environ.items() if name.startswith(kept) or not looks_secret(name)}
 
@@ -75,7 +75,7 @@ def environment_without_keys(*kept: str) -> dict[str, str]:
 _VALUE = r"[A-Za-z0-9_.~%+/=:*!|@-]"
 _HEADER_VALUE = r"[A-Za-z0-9_.~+/=-]"
 _HAS_DIGIT = r"(?=[A-Za-z_.~%+/=:*!|@-]{0,80}[0-9])"
-# Goes after the first character. An escape before it, as in '%20sk-…' or '\\nsk-…', is not part of a word.
+# Comes after the first character. An escape before a key, as in '%20sk-…' or '\\nsk-…', is not part of the word.
 _NOT_IN_WORD = r"(?:(?<![A-Za-z0-9_-].)|(?<=\\[nrtbf].)|(?<=%[0-9A-Fa-f]{2}.)|(?<=\\u[0-9A-Fa-f]{4}.))"
 _SURE_NAME = (
     r"(?:[a-z]{1,12}[_-])?api[_-]?key|(?:access|auth|refresh|id|security)[_-]?token|client[_-]?secret"
@@ -100,13 +100,13 @@ def _redact_parameter(match: re.Match[str]) -> str:
     if _SURE.fullmatch(name):
         found = not _NO_KEY.fullmatch(value)
     else:
-        # '?key=name' sorts; '?key=8f3a…' opens.
+        # '?key=name' sorts a list; '?key=8f3a…' authenticates.
         found = _POSSIBLE.fullmatch(name) is not None and _KEY_VALUE.match(value) is not None
     return f"{match['before']}[redacted key]" if found else match[0]
 
 
 def _redact_assigned(match: re.Match[str]) -> str:
-    # Anchored at the end of the name, which is fast to find. "next_token" and "cache_key" end like names of secrets.
+    # Anchored at the end of the name, where the search is fast. "next_token" and "cache_key" are not secrets.
     name_end = match.end("word")
     name = match.string[max(0, name_end - _LONGEST_NAME) : name_end]
     return f"{match['before']}[redacted key]" if _SURE_END.search(name) else match[0]
@@ -124,7 +124,7 @@ def _redact_basic(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A pattern. It can match only if the lower-cased text contains one string of each group in `needs`."""
+    """A pattern. It can match a text only if the lower-cased text contains one string of each group in `needs`."""
 
     needs: tuple[tuple[str, ...], ...]
     pattern: re.Pattern[str]
@@ -133,14 +133,14 @@ class _Rule:
 
 _STEMS = ("key", "token", "auth", "sig", "secret", "passw", "pwd")
 
-# Rules that look for a name. They can match only if the text contains one of _STEMS.
+# Rules that look for a name. They can match a text only if it contains one of _STEMS.
 _NAMED_RULES = (
-    _Rule(  # ?apikey=…, &amp;token=…, also if the URL is in JSON
+    _Rule(  # ?apikey=…, &amp;token=…, also in a URL inside JSON
         (("=",), ("?", "&", "\\u0026")),
         re.compile(rf"(?P<before>(?:\?|&|&amp;|\\u0026)(?P<name>[A-Za-z][A-Za-z0-9_-]{{1,31}})=)(?P<value>{_VALUE}+)"),
         _redact_parameter,
     ),
-    _Rule(  # the same if the whole URL is quoted: %3Fapikey%3D…
+    _Rule(  # the same in a URL that is itself quoted: %3Fapikey%3D…
         (("%3d",),),
         re.compile(rf"(%(?i:(?:3f|26)(?:{_SURE_NAME}|{_POSSIBLE_NAME})%3d))[A-Za-z0-9_.~+/=:*!|@-]{{8,}}"),
         r"\1[redacted key]",
@@ -231,7 +231,7 @@ _OTHER_RULES = (
 
 
 def _redact_shapes(text: str) -> str:
-    """The text without anything that looks like a key. Most texts contain nothing that a rule needs."""
+    """Return the text with everything that looks like a key redacted. Most texts contain nothing that a rule needs."""
     lower = text.lower()
     rules = (*_NAMED_RULES, *_OTHER_RULES) if any(stem in lower for stem in _STEMS) else _OTHER_RULES
     for rule in rules:
@@ -247,7 +247,8 @@ _BASE64_EDGE = "[A-Za-z0-9+/_-]?"
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """One encoding of a value. `core` is in every text that `pattern` matches, and much faster to find.
+    """A pattern for the encodings of a value. `core` is in every text that `pattern` matches, and is much faster to
+    find.
 
     _Form(name="DB_PASSWORD", core="horse", pattern="(?:correct(?: |%20|…)horse)", length=13)
     """
@@ -259,7 +260,8 @@ class _Form:
 
 
 def _forms_of(name: str, value: str) -> list[_Form]:
-    """The value with each character plain or escaped, and its base64 inside a longer text such as `user:value`.
+    """Return forms for the value with each character plain or escaped, and for its base64 within a text such as
+    `user:value`.
 
     Base64 has three forms, one for each offset of the value within groups of three bytes.
     """
@@ -272,7 +274,7 @@ def _forms_of(name: str, value: str) -> list[_Form]:
 
 
 def _written_forms(value: str) -> set[str]:
-    """The value in the common encodings, for a search without patterns."""
+    """Return the value in the common encodings, for a search without regular expressions."""
     quoted = quote(value, safe="", errors="surrogatepass")
     forms = {value, quoted, quote(value, errors="surrogatepass"), quoted.replace("%20", "+"), html.escape(value)}
     forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
@@ -283,13 +285,13 @@ def _written_forms(value: str) -> set[str]:
 
 @lru_cache(maxsize=256)
 def _alternation(forms: tuple[_Form, ...]) -> re.Pattern[str]:
-    """One pattern for all forms; the number of the matching group identifies the form."""
+    """Combine all forms into one pattern. The number of the matching group identifies the form."""
     return re.compile("|".join(f"({form.pattern})" for form in forms))
 
 
 @cache
 def _character_forms(character: str) -> str:
-    """A pattern for one character: plain, quoted for a URL, escaped for HTML, JSON or Python (once or twice)."""
+    """Return a pattern for one character: plain, quoted for a URL, escaped for HTML, JSON or Python (once or twice)."""
     if character in _NEVER_ESCAPED:
         return re.escape(character)
     code, encoded = ord(character), character.encode("utf-8", "surrogatepass")
@@ -305,7 +307,7 @@ def _character_forms(character: str) -> str:
 
 
 def _base64_cores(value: bytes) -> list[str]:
-    # A base64 character has six bits. Those at the ends that contain bits of neighboring bytes are left out.
+    # A base64 character has six bits. Characters at the ends that contain bits of neighboring bytes are left out.
     cores: list[str] = []
     for offset, mixed in ((0, 0), (1, 2), (2, 3)):
         encoded = base64.b64encode(bytes(offset) + value).decode("ascii")
@@ -324,7 +326,7 @@ _MIN_EDGE = 6
 _MIN_INSIDE = 8
 _REMEMBERED = 400
 _WIDEST_PLACE = 80
-# Log handlers that wrap long lines pad them with spaces, and may print columns beside the message.
+# Log handlers that wrap long lines pad them with spaces, and may print columns next to the message.
 _COLUMN = re.compile(r"\S+(?: \S+)*")
 _PLACE = re.compile(r" \S+\.\w+:\d+\s*\Z")
 _CONTINUED = re.compile(r" {4,}(?=\S)")
@@ -332,11 +334,11 @@ _LAST_MARK = re.compile(r"\[redacted [^\[\]]*\]\Z")
 
 
 class LineCleaner:
-    """Redacts the lines of one log, in their order.
+    """Redacts the lines of one log, which it must get in order.
 
     Besides what `redact` finds in a line, it redacts secrets that span lines: private keys, and secrets that a log
-    handler wrapped to fit its width. A wrapped secret is recognized at the next line, so the beginning of an
-    unregistered one may be left, and five characters of a registered one.
+    handler wrapped to fit its width. A wrapped secret is recognized only at the next line, so the beginning of an
+    unregistered secret may remain visible, and five characters of a registered one.
     """
 
     def __init__(self, redact: Callable[[str], str], values: Callable[[], Iterable[tuple[str, str]]]) -> None:
@@ -360,7 +362,7 @@ class LineCleaner:
         return clean + self._redact(place)
 
     def _redact_continued(self, message: str) -> str:
-        """The line without the rest of a secret that began in an earlier line."""
+        """Return the line without the rest of a secret that began in an earlier line."""
         indent = _CONTINUED.match(message)
         if indent is None or not self._before:
             return self._redact(message)
@@ -412,13 +414,13 @@ def _redact_parts(name: str, value: str, match: re.Match[str]) -> str:
 
 
 MIN_SECRET_CHARACTERS = 8
-"""Shorter values are not searched for: they would be found inside ordinary words and numbers."""
+"""Shorter values are not searched for, because they occur in ordinary words and numbers."""
 
 _log = logging.getLogger(__name__)
 
 
 class SecretRegistry:
-    """Secret values, each with the name that replaces it. A process needs one."""
+    """Registered secrets, each with the name that replaces it in texts. A process needs one registry."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -428,29 +430,29 @@ class SecretRegistry:
     def add(self, name: str, value: str) -> None:
         """Redact `value` from now on, as `[redacted NAME]`. A known value keeps its first name.
 
-        A value of fewer than MIN_SECRET_CHARACTERS, such as `UTC` or `1`, is not registered, because that would spoil
-        ordinary text. If its name is that of a secret, a warning is logged.
+        A value of fewer than MIN_SECRET_CHARACTERS, such as `UTC` or `1`, is not registered, because it would be
+        redacted in ordinary text. If its name is that of a secret, a warning is logged.
         """
         value = value.strip()
         if len(value) < MIN_SECRET_CHARACTERS:
             if value and looks_secret(name):
-                _log.warning("%s is too short to be found in texts, so it is not redacted", name)
+                _log.warning("%s is too short to be redacted reliably, so its value is not redacted", name)
             return
         with self._lock:
-            # A part of the marker itself, such as the password 'redacted', would break up the markers.
+            # A value that is part of the marker itself, such as the password 'redacted', would break the markers.
             if value not in self._names and value not in "[redacted ":
                 self._names[value] = re.sub(r"[^\w.-]", "_", name)
                 self._search = _Search(dict(self._names))
 
     def redact(self, text: str) -> str:
-        """The text without secrets. A text that holds none is returned as it is.
+        """Return the text with secrets redacted. A text without secrets is returned unchanged.
 
         The start of a registered value at the end of the text is redacted too, because the text may have been cut.
         """
         return _redact_shapes(self._search.redact(text))
 
     def redact_json(self, value: Any) -> Any:
-        """The JSON value with all strings, including keys of objects, redacted."""
+        """Return a JSON value with secrets redacted in all strings, including object keys."""
         if isinstance(value, str):
             return self.redact(value)
         if isinstance(value, Mapping):
@@ -460,11 +462,11 @@ class SecretRegistry:
         return value
 
     def line_cleaner(self) -> LineCleaner:
-        """A function that redacts the lines of one log in their order; see `LineCleaner`."""
+        """Return a function that redacts the lines of one log in their order; see `LineCleaner`."""
         return LineCleaner(self.redact, lambda: self._search.written)
 
     def install_in_logging(self) -> None:
-        """Redact each record that this process logs from now on. Calling it again changes nothing.
+        """Redact every record that this process logs from now on. Calling this again changes nothing.
 
         Records are redacted when they are made. A filter would have to be added to every handler, including those that
         libraries add later, and a logger's filter does not see the records of child loggers. Message, arguments,
@@ -479,7 +481,7 @@ class SecretRegistry:
         for key, item in value.items():
             clean = name = self.redact(str(key))
             count = 1
-            while name in result:  # two keys that were secrets: keep both entries
+            while name in result:  # two different keys that were both redacted: keep both entries
                 count += 1
                 name = f"{clean} {count}"
             result[name] = self.redact_json(item)
@@ -487,11 +489,11 @@ class SecretRegistry:
 
 
 class _Search:
-    """The search for a fixed set of values. Never changed, so threads need no lock."""
+    """A search for a fixed set of values. It is immutable, so threads need no lock."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         forms = [form for value, name in names.items() for form in _forms_of(name, value)]
-        # The longest first: if one secret is a prefix of another, all of the longer one must be redacted.
+        # Longest first: if one secret is a prefix of another, the longer one must be redacted completely.
         self._forms = sorted(forms, key=lambda form: form.length, reverse=True)
         self._cores = tuple({form.core for form in forms})
         self._heads = tuple({value[:MIN_SECRET_CHARACTERS] for value in names})
@@ -503,7 +505,7 @@ class _Search:
 
     @cached_property
     def written(self) -> list[tuple[str, str]]:
-        """Names and values, each value in the common encodings."""
+        """Return names and values, each value in the common encodings."""
         return [(name, form) for value, name in self._values.items() for form in _written_forms(value)]
 
     def redact(self, text: str) -> str:
@@ -523,7 +525,7 @@ class _Search:
 
         if "[redacted " not in text:
             return pattern.sub(replacement, text)
-        # Markers of an earlier redaction are kept apart, so that no value is found across them.
+        # Markers of an earlier redaction are split off, so that no value is found across a marker.
         pieces = self._markers.split(text)
         return "".join(piece if index % 2 else pattern.sub(replacement, piece) for index, piece in enumerate(pieces))
 
@@ -560,7 +562,7 @@ class _RecordFactory:
 
 def _redact_message(record: logging.LogRecord, redact: Callable[[str], str]) -> None:
     message = _message(record)
-    # Each argument too, because some formatters read them from the record.
+    # Redact each argument too, because some formatters read them from the record.
     arguments: Any = record.args
     if isinstance(arguments, Mapping):
         record.args = {key: _printable(item, redact) for key, item in cast("Mapping[str, Any]", arguments).items()}
@@ -575,7 +577,7 @@ def _redact_message(record: logging.LogRecord, redact: Callable[[str], str]) -> 
 
 
 def _message(record: logging.LogRecord) -> str | None:
-    """The formatted message; None if the arguments do not match, which the handler will report with both."""
+    """Return the formatted message, or None if the arguments do not match it. The handler then reports both."""
     try:
         return record.getMessage()
     except (TypeError, ValueError, KeyError):
@@ -583,7 +585,7 @@ def _message(record: logging.LogRecord) -> str | None:
 
 
 def _printable(argument: Any, redact: Callable[[str], str]) -> Any:
-    """The argument, or redacted text if printing it would show a secret."""
+    """Return the argument, or redacted text if printing it would show a secret."""
     if argument is None or isinstance(argument, int | float):
         return argument
     for text in (argument,) if isinstance(argument, str) else (str(argument), repr(argument)):

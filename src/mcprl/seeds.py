@@ -10,7 +10,7 @@ import hashlib
 
 __all__ = ["derive_seed"]
 
-# vLLM and torch take signed 64-bit seeds; 63 bits are non-negative in both.
+# vLLM and torch take signed 64-bit seeds. 63 bits are non-negative in both.
 _BITS = 63
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from mcprl.records import Weights
 from mcprl.samplers.vllm import put_whole_weights
 from mcprl.samplers.vllm_server import VllmProcess, server_argv
 
-__all__ = ["MAX_SEQUENCES", "SharedVllm"]
+__all__ = ["MAX_SEQUENCES", "SharedVllm", "forwarded"]
 
 MAX_SEQUENCES = 96
 AS_STARTED = Weights(version=0)
@@ -71,6 +71,25 @@ class Borrowed(VllmProcess):
             raise AssertionError("the shared vLLM could not be reset") from error
         finally:
             await self._client.aclose()
+
+
+@asynccontextmanager
+async def forwarded(unix_socket: Path) -> AsyncGenerator[str]:
+    """The address of a TCP port that leads to a Unix socket: an endpoint is a server that users reach by an address."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_unix_connection(unix_socket)
+        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer), return_exceptions=True)
+
+    async with await asyncio.start_server(connect, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 @dataclass

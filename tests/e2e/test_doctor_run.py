@@ -59,6 +59,6 @@ def test_the_hello_recipe_is_examined_whole(time_server, shared_vllm, record_pro
     measured = {finding["check"]: finding["measured"] for finding in report["findings"]}
     assert "vllm started in" in measured["sampler"]
     assert "exact: sampler and learner agree on every token" in measured["parity"]
-    assert "based on the sample" in measured["forecast"]
+    assert "based on the sample episodes" in measured["forecast"]
     # The untrained model hardly calls anything; that is what the recipe's warm start is for.
     assert "valid calls" not in {finding["check"] for finding in of(report, "warn")}

@@ -74,7 +74,7 @@ def test_a_dry_run_says_where_a_killed_run_stands_and_changes_nothing(killed_run
     assert status == 0, said
     assert f"1 of {STEPS} done" in said
     assert re.search(r"step-00001, [\d.]+ MB, checksums verified", said)
-    assert re.search(r"[1-9] finished episodes; they are used", said)
+    assert re.search(r"[1-9] finished episodes; they will be used", said)
     assert digest_of(killed_run) == before
 
 
@@ -122,6 +122,6 @@ def test_a_run_goes_back_to_an_earlier_checkpoint_when_told_to(whole_run, tmp_pa
     status, said = run_here("resume", run, "--from", 2, "--set", "training.steps=4")
     assert status == 0, said
     assert "2 of 4 done" in said
-    assert "the checkpoints of later steps 3" in said
+    assert "the checkpoints of steps 3" in said
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 4
     assert (run / "checkpoints" / "step-00004").exists()

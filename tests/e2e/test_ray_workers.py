@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from mcprl.config import RewardFunctionConfig, RewardsConfig
 from mcprl.episodes import Collector
+from mcprl.episodes.reward_functions import code_of
 from mcprl.errors import ServerStartError
+from mcprl.functions import Code
 from mcprl.records import Trajectory
 
 pytest.importorskip("ray", reason="ray is missing: pip install 'mcprl[ray]'")
@@ -66,6 +69,39 @@ async def test_episodes_of_killed_workers_come_back_once_and_are_those_of_this_p
     most = max(bisect.bisect_left(came, begin + per_s) - place for place, begin in enumerate(came))
     assert 0.9 * calls <= most <= calls
     assert {path.name for path in (tmp_path / "logs").iterdir()} >= {f"worker-{number}" for number in range(WORKERS)}
+
+
+REWARDS = """
+import mcprl
+from scale import FACTOR
+
+@mcprl.reward(per="turn")
+def even(episode):
+    return [FACTOR * (turn.calls[0].arguments["number"] % 2 == 0) for turn in episode.turns]
+"""
+
+
+def remove(code: Code) -> None:
+    for file in code.files:
+        Path(file).unlink()
+
+
+async def test_the_code_of_reward_functions_travels_to_workers_that_lack_its_files(cluster, small_qwen3, tmp_path):
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "scale.py").write_text("FACTOR = 0.5\n")
+    function = RewardFunctionConfig(function=f"{tmp_path}/rewards.py:even", weight=1.0)
+    config = make_config(tmp_path, workers=1, at_once=4, tool_s=0.0, address=cluster, model=small_qwen3)
+    config = config.model_copy(update={"rewards": RewardsConfig(functions={"even": function})})
+    tasks = make_tasks(8, 3)
+    async with open_local(config, tmp_path / "local") as runner:
+        expected, _ = await collect(runner, config, tasks)
+    code = code_of(config.rewards, tasks)
+    remove(code)
+    async with open_workers(config, tmp_path / "logs", code) as workers:
+        played, _ = await collect(workers, config, tasks)
+    assert by_name(played) == by_name(expected)
+    assert len({trajectory.reward_parts["even"] for trajectory in played}) > 1
+    assert {trajectory.code for trajectory in played} == {code.digest}
 
 
 async def test_a_cancelled_episode_ends_on_its_worker_while_a_tool_call_is_under_way(cluster, small_qwen3, tmp_path):

@@ -39,7 +39,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on_and_goes_on(small_qwen3, tm
     assert status == EXIT_STOPPED, said
     assert "Traceback" not in said
     stood = re.search(
-        rf"mcprl: stopped by SIG[A-Z]+ after step (\d) of {STEPS}; .* and (\d+) finished episodes after it", said
+        rf"mcprl: stopped by SIG[A-Z]+ after step (\d) of {STEPS}; .* and (\d+) episodes finished after it", said
     )
     assert stood, said
     assert said.rstrip().endswith(f". Resume with: mcprl resume {run}")

@@ -370,7 +370,7 @@ def test_weights_that_were_trained_past_the_snapshot_are_not_sampled_over(seen):
 
 
 def test_an_older_version_is_not_sampled_from(seen):
-    assert "sampling an older one would undo training" in seen.refusals["an older version"]
+    assert "sampling from an older version would undo training" in seen.refusals["an older version"]
     assert seen.versions[:2] == [2, MAX_TOKENS]
 
 

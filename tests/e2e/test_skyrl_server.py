@@ -248,5 +248,5 @@ def test_a_checkpoint_of_the_first_life_is_loaded_in_the_second(observed):
 
 
 async def test_a_model_in_another_number_format_is_refused_before_it_is_loaded(tiny_qwen3, python, tmp_path):
-    with pytest.raises(UnfitEngineError, match="which is not bfloat16"):
+    with pytest.raises(UnfitEngineError, match=r"which differs from model\.dtype \(bfloat16\)"):
         await start(tiny_qwen3, tmp_path / "engine", python, dtype="bfloat16")

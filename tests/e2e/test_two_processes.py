@@ -209,5 +209,5 @@ async def test_the_death_of_a_process_in_an_update_is_told_at_once_and_leaves_no
         with pytest.raises(LearnerLostError, match=r"process 1 of 2 of the learner ended with exit code -9"):
             await asyncio.wait_for(update, 10)
         assert not any(alive(pid) for pid in pids)
-        with pytest.raises(LearnerLostError, match="were ended after an error"):
+        with pytest.raises(LearnerLostError, match="were stopped after an error"):
             await learner.score(small_groups()[0].trajectories)

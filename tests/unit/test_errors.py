@@ -13,7 +13,6 @@ from mcprl.errors import (
     ConfigurationError,
     Fault,
     InfrastructureError,
-    JudgeError,
     McprlError,
     UnknownToolError,
 )
@@ -77,4 +76,3 @@ def test_an_error_is_the_same_in_another_process():
 def test_what_an_error_knows_besides_goes_with_it():
     lost = pickle.loads(pickle.dumps(CallDeadlineError("late", fix="wait", delivered=False, retry_after_s=2.5)))
     assert (lost.delivered, lost.retry_after_s) == (False, 2.5)
-    assert pickle.loads(pickle.dumps(JudgeError("busy", fix="wait", retry_after_s=1.0))).retry_after_s == 1.0

@@ -6,7 +6,7 @@ import pytest
 
 from mcprl.config import RunConfig
 from mcprl.errors import BadValueError, UserCodeError
-from mcprl.functions import UserCode, digest_of_code, load_function
+from mcprl.functions import Code, UserCode, load_function
 from mcprl.recipe import load_recipe
 
 
@@ -52,12 +52,12 @@ def test_an_exception_in_a_library_is_blamed_on_the_line_that_called_it(tmp_path
 
 def test_other_code_and_its_neighbors_have_another_digest(tmp_path):
     file = write(tmp_path, "def f(): ...\n")
-    before = digest_of_code([f"{file}:f"])
-    assert digest_of_code([f"{file}:f"]) == before
+    before = Code.read([f"{file}:f"]).digest
+    assert Code.read([f"{file}:f"]).digest == before
     write(tmp_path, "", "neighbor.py")
-    with_neighbor = digest_of_code([f"{file}:f"])
+    with_neighbor = Code.read([f"{file}:f"]).digest
     write(tmp_path, "def f(): return 1\n")
-    assert len({before, with_neighbor, digest_of_code([f"{file}:f"])}) == 3
+    assert len({before, with_neighbor, Code.read([f"{file}:f"]).digest}) == 3
 
 
 def recipe(tmp_path, *overrides) -> RunConfig:
@@ -76,7 +76,5 @@ def test_files_are_relative_to_the_recipe(tmp_path):
 
 @pytest.mark.parametrize("value", ["pppo", "losses.py", "losses.py:a-b"])
 def test_a_loss_is_one_of_ours_or_a_reference(tmp_path, value):
-    with pytest.raises(
-        BadValueError, match=r"a loss is ppo, gspo, cispo, or a function of your own such as losses\.py"
-    ):
+    with pytest.raises(BadValueError, match=r"a loss is ppo, gspo, cispo, or your own function, such as losses\.py"):
         recipe(tmp_path, f"algorithm.loss={value}")

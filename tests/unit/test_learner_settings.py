@@ -24,11 +24,15 @@ REFUSED = {
     "zero3, full, KL": (
         "qwen3-full-zero3",
         KL,
-        "would be a second one: use learner.sharding=fsdp2",
+        "needs a second: use learner.sharding=fsdp2",
     ),
-    "zero3, full, EMA": ("qwen3-full-zero3", EMA, "would be a second one: use learner.sharding=fsdp2"),
-    "zero3, lora, EMA": ("qwen3-full-zero3", LORA + EMA, "would be a second one: use learner.sharding=fsdp2"),
-    "zero3, lora in bfloat16": ("qwen3-full-zero3", LORA[:1], "one dtype: use learner.sharding=fsdp2, or model.dtype"),
+    "zero3, full, EMA": ("qwen3-full-zero3", EMA, "needs a second: use learner.sharding=fsdp2"),
+    "zero3, lora, EMA": ("qwen3-full-zero3", LORA + EMA, "needs a second: use learner.sharding=fsdp2"),
+    "zero3, lora in bfloat16": (
+        "qwen3-full-zero3",
+        LORA[:1],
+        "a single dtype: use learner.sharding=fsdp2, or model.dtype",
+    ),
 }
 TAKEN = {
     "merged adapters in float32": ("hello-cpu", ()),

@@ -54,7 +54,7 @@ def test_the_example_of_a_trajectory_is_one_and_its_two_sampled_tokens_carry_los
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: (*c, c[-1])], ids=["shorter", "longer"])
 def test_columns_of_different_length_are_refused(column, change):
-    with pytest.raises(ValueError, match="columns differ in length"):
+    with pytest.raises(ValueError, match="its columns have different lengths"):
         trajectory(**{column: change(getattr(EXAMPLE, column))})
 
 
@@ -110,7 +110,7 @@ def test_records_cannot_be_changed():
 
 @pytest.mark.parametrize("rewards", [(), (1.0,)])
 def test_a_group_of_fewer_than_two_is_refused(rewards):
-    with pytest.raises(ValueError, match="it needs 2"):
+    with pytest.raises(ValueError, match="needs at least 2"):
         group(*rewards)
 
 
@@ -120,7 +120,7 @@ def test_a_group_holds_each_member_once_and_in_order(members):
     if members == sorted(set(members)):
         assert Group(task=TASK, trajectories=trajectories).trajectories == trajectories
     else:
-        with pytest.raises(ValueError, match="duplicated or unsorted"):
+        with pytest.raises(ValueError, match="duplicated or not sorted"):
             Group(task=TASK, trajectories=trajectories)
 
 

@@ -39,12 +39,12 @@ class ChatmlRenderer(RoleRenderer):
 
 
 _FIX = "set model.renderer to the model's family, or to chatml for a ChatML model"
-# Beginnings of turns that templates are known to treat specially: thinking, which some templates remove, and calls.
+# Beginnings of turns that templates may treat specially: thinking, which some templates remove, and calls.
 _REMARKABLE = ("<think>\nHm.\n</think>\n\n", '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>\n')
 
 
 class _NotRenderedError(Exception):
-    """The template refuses these roles, or omits contents."""
+    """The template refuses these roles, or leaves out contents."""
 
 
 class TemplateRenderer(RoleRenderer):
@@ -106,7 +106,7 @@ class TemplateRenderer(RoleRenderer):
             raise _NotRenderedError(str(error)) from error
         frame = re.split("|".join(words), text)
         if re.findall("|".join(words), text) != words:
-            raise _NotRenderedError("contents are omitted, repeated or out of order")
+            raise _NotRenderedError("message contents are omitted, repeated or out of order")
         return tuple(frame)
 
     def _check_prefixes(self) -> None:
@@ -121,7 +121,9 @@ class TemplateRenderer(RoleRenderer):
             for said in _REMARKABLE:
                 looked_at = self._find_frame(tuple(roles), opening=False, said=said, turn=turn)
                 if list(looked_at[turn + 1 :]) != whole[turn + 1 :]:
-                    raise _not_stable(turn + 1, f"the text after a turn depends on whether it has {said.split()[0]}")
+                    raise _not_stable(
+                        turn + 1, f"the text after a turn depends on whether the turn has {said.split()[0]}"
+                    )
             following = roles[turn + 1 :]
             if following:
                 new = following[: following.index("assistant")]
@@ -132,7 +134,7 @@ class TemplateRenderer(RoleRenderer):
 def _check_begins(
     shorter: Sequence[str], whole: Sequence[str], length: int, *, opening: bool, places_before: int = 0
 ) -> None:
-    """Check that `shorter`, the frame of `length` contents, is a prefix of `whole`.
+    """Check that `shorter`, the frame around `length` contents, is a prefix of `whole`.
 
     With `opening`, `shorter` may end with additional text such as `<think>`.
     """
@@ -167,7 +169,7 @@ _OWN: Mapping[str, type[ChatmlRenderer] | type[TemplateRenderer]] = {
     "template": TemplateRenderer,
 }
 _FAMILIES = tuple(dict.fromkeys(MODEL_RENDERER_MAP.values()))
-# The values of a family's switch for thinking. A reasoning effort that cannot be turned off is not a switch.
+# The values of a family's switch for thinking. A reasoning effort that cannot be turned off does not count.
 _SWITCH: Mapping[bool, object] = {True: True, False: False}
 _HY3_SWITCH: Mapping[bool, object] = {True: "high", False: "no_think"}
 _THINK_UNASKED = ("gpt-oss", "inkling")
@@ -179,13 +181,13 @@ def load_chat(model: str, renderer: str, *, thinking: bool | None = None) -> Cha
     `thinking` turns thinking on or off in families that have a switch for it. None keeps the family's default.
     """
     if model.startswith("/") and not Path(model).is_dir():
-        raise BadValueError(f"model.path is {model}, but there is no such folder", fix="correct model.path")
+        raise BadValueError(f"model.path is {model}, which does not exist", fix="correct model.path")
     try:
         tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
     except (OSError, ValueError) as error:
         raise BadValueError(
             f"model.path is {model!r}, but no tokenizer can be loaded from it: {str(error).splitlines()[0]}",
-            fix="give the folder of a model (./…, ../… or /…), or its name on the hub",
+            fix="use the folder of a model (./…, ../… or /…), or its name on the hub",
         ) from error
     family = _family_of(model, renderer)
     made, thinks_unasked = _make_renderer(tokenizer, family, thinking)
@@ -203,14 +205,14 @@ def _family_of(model: str, renderer: str) -> str:
         if model not in MODEL_RENDERER_MAP:
             raise BadValueError(
                 f"model.renderer is auto, but the family of {model!r} is unknown",
-                fix=f"set model.renderer to the model's family (one of {', '.join(_FAMILIES)}), to chatml for a ChatML "
-                "model, or to template for any other whose chat template only appends to a conversation",
+                fix=f"set model.renderer to the model's family (one of {', '.join(_FAMILIES)}), to chatml for a "
+                "ChatML model, or to template if the chat template only appends to a conversation",
             )
         return MODEL_RENDERER_MAP[model]
     if renderer not in _FAMILIES and renderer not in _OWN:
         raise BadValueError(
             f"model.renderer is {renderer!r}, which is not one of auto, chatml, template, {', '.join(_FAMILIES)}",
-            fix="set it to the model's family, or to auto",
+            fix="set model.renderer to the model's family, or to auto",
         )
     return renderer
 
@@ -220,7 +222,7 @@ def _make_renderer(tokenizer: Tokenizer, family: str, thinking: bool | None) -> 
     switch = _switch_of(family)
     if thinking is not None and switch is None:
         raise BadValueError(
-            f"model.thinking is {str(thinking).lower()}, but {family} has no switch for it",
+            f"model.thinking is {str(thinking).lower()}, but {family} cannot turn thinking on or off",
             fix="remove model.thinking",
         )
     if family in _OWN:
@@ -234,7 +236,7 @@ def _make_renderer(tokenizer: Tokenizer, family: str, thinking: bool | None) -> 
         made = create_renderer(tokenizer, config)
     except (AssertionError, ValueError) as error:
         raise BadValueError(
-            f"model.renderer is {family}, which does not fit the tokenizer: {error}",
+            f"model.renderer is {family}, which does not match the tokenizer: {error}",
             fix="set model.renderer to the model's own family, to chatml or to template",
         ) from error
     on = switch is not None and getattr(cast("Any", made).config, switch[0]) == switch[1][True]

@@ -38,7 +38,7 @@ class ControlText:
         self._pattern = re.compile("|".join([_TAGS, *([_any_of(texts)] if texts else [])]), re.IGNORECASE)
 
     def defused(self, value: Any) -> Any:
-        """Return the same value, with a space inside every control token that its texts spell out."""
+        """Return the value with a space inserted into every control token in its texts."""
         if isinstance(value, str):
             return self._defused_text(value)
         if isinstance(value, Mapping):
@@ -281,7 +281,7 @@ def bridge(
 
 
 def find_traits(renderer: Renderer, tokenizer: Tokenizer, *, thinks_unasked: bool) -> Traits:
-    """Find the traits of a renderer by probing it. `thinks_unasked` is true if the model may open thinking itself."""
+    """Find the traits of a renderer by probing it. `thinks_unasked`: the model may open thinking itself."""
     prompt = _rendered(renderer, [_SYSTEM, _USER], tools=[_TOOL], opening=True)
     word = tokenizer.encode("word", add_special_tokens=False)
     cut = bridge(renderer, prompt, word, [_USER], [_TOOL])
@@ -303,7 +303,7 @@ def find_traits(renderer: Renderer, tokenizer: Tokenizer, *, thinks_unasked: boo
     opened = _decoded(tokenizer, prompt)
     if _is_open(opened) != _is_open(framing):
         raise BadValueError(
-            "model.thinking is on, but this family's template opens thinking only after a tool's result",
+            "model.thinking is on, but this family's template starts thinking only after a tool's result",
             fix="set model.thinking to false",
         )
     return Traits(
@@ -321,7 +321,7 @@ def _answered(renderer: Renderer, prompt: Sequence[int], turn: Sequence[int], cl
         if answered is not None:
             return answered
     raise UnbridgeableError(
-        f"renderer {type(renderer).__name__} cannot show a tool's result",
+        f"renderer {type(renderer).__name__} cannot render a tool's result",
         fix="set model.renderer to the model's family, to chatml for a ChatML model, or to template",
     )
 
@@ -373,7 +373,7 @@ class Chat:
 
     @property
     def thinking(self) -> Thinking:
-        """Whether turns begin with thinking."""
+        """Return whether turns begin with thinking."""
         return self._traits.thinking
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
@@ -392,7 +392,7 @@ class Chat:
         except ValueError as error:
             raise BadValueError(
                 f"the messages of a task cannot be rendered by {self.family}: {error}",
-                fix="begin with an optional system message and a user message; see the renderer's error above",
+                fix="start with an optional system message and a user message, and see the renderer's error above",
             ) from error
         return tuple(ids)
 

@@ -1,7 +1,7 @@
-"""Renders the chat template of a model within limits, because a template is a program that somebody else wrote.
+"""Renders the chat template of a model within limits on time and size, because a template is untrusted code.
 
-The environment is that of transformers. Jinja's own hooks for a sandbox limit operators, filters, methods and joined
-texts by the size of their operands before they are computed, and the time of all that is limited as a whole.
+The environment has the filters and functions of transformers. Jinja's sandbox hooks check the size of operands before
+an operator, filter, method or join is computed. A limit on time covers everything.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from mcprl.bounds import (
 )
 
 _MAX_BITS = 4096
-# Widths in the format of `%` and `format`.
+# Widths in format strings of `%` and `format`.
 _WIDE = re.compile(r"\d{4}|\*")
 
 
 class BadTemplateError(Exception):
-    """Why a template cannot be compiled or rendered."""
+    """A template cannot be compiled or rendered."""
 
 
 class ChatTemplate:
-    """A compiled chat template. `variables`: what it may refer to besides the messages, such as `bos_token`.
+    """A compiled chat template. `variables` are available to it in addition to the messages, such as `bos_token`.
 
-    Until `loaded` is set, all renderings share one limit of time.
+    Until `loaded` is set, all renderings together share one time limit.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class ChatTemplate:
         self._template = _run(lambda: _environment().from_string(source))
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, opening: bool) -> str:
-        """The text of a conversation; with `opening`, up to where the assistant speaks. Raises BadTemplateError."""
+        """Return a conversation as text; with `opening`, with the start of a turn. Raises BadTemplateError."""
         given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": opening}
         started = time.thread_time()
         try:
@@ -66,7 +66,7 @@ class ChatTemplate:
 
 
 def _run(work: Callable[[], Any]) -> Any:
-    """Templates are compiled to Python and may raise what Python raises."""
+    """Run code compiled from a template. It may raise any exception that Python code may raise."""
     try:
         return work()
     except OverLimitError as error:
@@ -96,7 +96,7 @@ def _size(value: object) -> int:
 
 
 def _check(operands: Iterable[object]) -> None:
-    """Refuse operands whose two largest sizes multiply to more than a template may write; a number is its own size."""
+    """Refuse operands if the product of their two largest sizes is above the limit. A number counts as its value."""
     sizes = [abs(each) if isinstance(each, int) else _size(each) for each in operands]
     largest = sorted([1, 1, *sizes])[-2:]
     if largest[0] * largest[1] > MAX_TEMPLATE_OUTPUT:
@@ -145,7 +145,7 @@ def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
         if function.__name__ == "do_format":
             _check_format(str(arguments[0]), (*arguments[1:], *named.values()))
         else:
-            # A number that is filtered has no size, but one that says how: 7 | round, but text | center(80).
+            # A number has no size as the input of a filter, only as an argument: 7 | round, but text | center(80).
             values = [each for each in (*arguments, *named.values()) if not isinstance(each, Context)]
             _check([each for n, each in enumerate(values) if n or not isinstance(each, int)])
         return function(*arguments, **named)
@@ -177,14 +177,14 @@ def _joined(parts: Iterable[Any]) -> str:
 
 
 def _finalized(value: object) -> object:
-    container: object = value  # keeps the type of `value` plain
+    container: object = value  # keep the type of `value` simple
     if isinstance(container, list | tuple | dict):
         _size(cast("object", container))
     return value
 
 
 class _Generator(CodeGenerator):
-    """Compiles `a ~ b` to the environment's own way of joining."""
+    """Compiles `a ~ b` to a call of the environment's join."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concat((")

@@ -37,11 +37,9 @@ class FieldSyntax:
 class CallSyntax:
     r"""How a family writes a call: `before_name` NAME `after_name` ARGUMENTS `closing`.
 
-    Every call starts with `opening`. None: a turn that begins like a call is a call. `separator` is the text between
-    two calls. None: a turn has at most one call. `section` encloses all calls of a turn. Arguments are a JSON object,
-    or are written one by one as `fields`. `tokens` are the parts that the family's parser matches as tokens, not as
-    text. `numbered`: the name is followed by a colon and digits. `always_thinks`: unless the prompt has closed
-    thinking, the parser treats everything up to the end of thinking as thinking.
+    Every call starts with `opening`. If that is None, a turn that begins like a call is a call. `separator` is the text
+    between two calls. If that is None, a turn has at most one call. Arguments are a JSON object, or are written one by
+    one as `fields`. `tokens` are the parts that the family's parser matches as tokens, not as text.
 
     CallSyntax(opening="<tool_call>", before_name='<tool_call>\n{"name": "', after_name='", "arguments": ',
                closing="}\n</tool_call>", separator="\n")
@@ -52,27 +50,19 @@ class CallSyntax:
     after_name: str
     closing: str
     separator: str | None
-    section: tuple[str, str] = ("", "")
     fields: FieldSyntax | None = None
     tokens: tuple[str, ...] = ()
-    numbered: bool = False
-    always_thinks: bool = False
 
     def cannot_write(self, name: str) -> bool:
-        """Whether the name of a tool or an argument would be parsed as a different one."""
+        """Return whether the name of a tool or an argument would be parsed as a different one."""
         if self.before_name.endswith('"') and self.fields is None:  # the name is a JSON string
             return False
-        return (
-            not name
-            or name != name.strip()
-            or re.search(r'[<>"\x00-\x1f]', name) is not None
-            or (self.numbered and ":" in name)
-        )
+        return not name or name != name.strip() or re.search(r'[<>"\x00-\x1f]', name) is not None
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All tags that end a call or a value in it, and all `tokens`."""
-        ends = [self.closing, self.section[1], *([self.fields.after] if self.fields else [])]
+        """Return all tags that end a call or a value in it, and all `tokens`."""
+        ends = [self.closing, *([self.fields.after] if self.fields else [])]
         found = [tag for end in ends for tag in re.findall(r"<[^<>]+>", end)]
         return tuple(dict.fromkeys([*([self.opening] if self.opening else []), *found, *self.tokens]))
 
@@ -97,16 +87,6 @@ _QWEN_XML = CallSyntax(
     tokens=(_TAG, _TAG_END),
 )
 _GLM_TOKENS = (_TAG, _TAG_END, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-_GLM_45 = CallSyntax(
-    opening=_TAG,
-    before_name=_TAG,
-    after_name="\n",
-    fields=FieldSyntax(before="<arg_key>", between="</arg_key>\n<arg_value>", after="</arg_value>\n"),
-    closing=_TAG_END,
-    separator="\n",
-    tokens=_GLM_TOKENS,
-    always_thinks=True,
-)
 _GLM_5 = CallSyntax(
     opening=_TAG,
     before_name=_TAG,
@@ -116,67 +96,23 @@ _GLM_5 = CallSyntax(
     separator="",
     tokens=_GLM_TOKENS,
 )
-_MINIMAX = CallSyntax(
-    opening="<minimax:tool_call>",
-    section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
-    before_name='<invoke name="',
-    after_name='">\n',
-    fields=FieldSyntax(before='<parameter name="', between='">', after="</parameter>\n"),
-    closing="</invoke>\n",
-    separator="",
-    tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
-)
-_DEEPSEEK = CallSyntax(
-    opening="<｜tool▁calls▁begin｜>",
-    section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    before_name="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-    after_name="\n```json\n",
-    closing="\n```<｜tool▁call▁end｜>",
-    separator="\n",
-    tokens=(
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁sep｜>",
-    ),
-)
-_KIMI = CallSyntax(
-    opening="<|tool_calls_section_begin|>",
-    section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    before_name="<|tool_call_begin|>functions.",
-    numbered=True,
-    after_name="<|tool_call_argument_begin|>",
-    closing="<|tool_call_end|>",
-    separator="",
-    tokens=(
-        "<|tool_calls_section_begin|>",
-        "<|tool_calls_section_end|>",
-        "<|tool_call_begin|>",
-        "<|tool_call_end|>",
-        "<|tool_call_argument_begin|>",
-    ),
-)
 
 CALL_SYNTAXES: Mapping[str, CallSyntax] = {
     **dict.fromkeys(("chatml", "template", "qwen3", "qwen3-vl"), _HERMES),
     "llama-3": _LLAMA,
     **dict.fromkeys(("prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"), _QWEN_XML),
     **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _QWEN_XML),
-    "glm-4.5": _GLM_45,
     **dict.fromkeys(("glm-5", "glm-5.1", "glm-5.3"), _GLM_5),
-    "minimax-m2": _MINIMAX,
-    **dict.fromkeys(("deepseek-v3", "deepseek-r1"), _DEEPSEEK),
-    **dict.fromkeys(("kimi-k2", "kimi-k2.5"), _KIMI),
 }
-"""The call syntax of each family that has a grammar, by the renderer's name."""
+"""The call syntax of each family that has a grammar, by the renderer's name. Families without one have models of more
+than 100 billion parameters only, which the engine with grammars does not train."""
 
 
 def syntax_of(chat: Chat) -> CallSyntax:
     """Return the call syntax of the chat's family. Raises NoCallSyntaxError if there is no grammar for it."""
     if chat.family not in CALL_SYNTAXES:
         raise NoCallSyntaxError(
-            f"sampling.constrain is on, but no grammar is known for how {chat.family} writes calls",
+            f"sampling.constrain is on, but mcprl has no grammar for calls of {chat.family}",
             fix=f"set sampling.constrain to off, or train a model of one of these families: {', '.join(CALL_SYNTAXES)}",
         )
     return CALL_SYNTAXES[chat.family]
@@ -184,7 +120,7 @@ def syntax_of(chat: Chat) -> CallSyntax:
 
 Schema = Mapping[str, Any]
 
-# No marker has one of these characters after `<`. So comparisons in code (`a < 3`) stay readable.
+# No marker has one of these characters after `<`, so they are not escaped: comparisons in code (`a < 3`) stay readable.
 _BEGINS_A_MARKER = re.compile(r'<(?![\s\d="\\])')
 _IN_PLACE = ("anyOf", "oneOf", "allOf")
 
@@ -294,7 +230,7 @@ class TurnWriter:
     def __init__(self, chat: Chat, *, stop: Sequence[str] = ()) -> None:
         if chat.family not in CALL_SYNTAXES:
             raise NoCallSyntaxError(
-                f"to imitate calls they must be written, but the call syntax of {chat.family} is not supported",
+                f"calls cannot be imitated, because the call syntax of {chat.family} is not supported",
                 fix="set algorithm.warm_start.weight to 0 and do not use `mcprl sft`, or train a model of one of these "
                 f"families: {', '.join(CALL_SYNTAXES)}",
             )
@@ -304,7 +240,7 @@ class TurnWriter:
         self._encoder = FrameEncoder(chat.tokenizer)
         self._end_of_call = self._end_in(_CALLED)
         self._end_of_answer = self._end_in(_ANSWERED)
-        # Whether a sampled turn can have several calls.
+        # Whether one sampled turn can have several calls.
         ends_at_a_call = any(text in self._syntax.closing for text in self._stop)
         self.joins_calls = self._syntax.separator is not None and not ends_at_a_call
 
@@ -320,26 +256,21 @@ class TurnWriter:
             contents.append(text)
             frame.append("\n" if calls and syntax.opening == CALL_OPENING else "")
         if calls:
-            frame[-1] += syntax.section[0]
-            # Some families number calls over the whole conversation.
-            number = self._chat.decode(prompt_ids).count(syntax.before_name) if syntax.numbered else 0
             for place, call in enumerate(calls):
                 frame[-1] += (syntax.separator or "") if place else ""
-                self._add_call(frame, contents, call, _schema_of(call.name, tools), number + place)
-            frame[-1] += syntax.section[1]
+                self._add_call(frame, contents, call, _schema_of(call.name, tools))
         ids = self._ended(self._encoded(frame, contents), self._end_of_call if calls else self._end_of_answer)
         self._check(self._chat.parse(prompt_ids, ids, tools), text, calls)
         return ids
 
-    def _add_call(self, frame: list[str], contents: list[str], call: ToolCall, schema: ToolSpec, number: int) -> None:
+    def _add_call(self, frame: list[str], contents: list[str], call: ToolCall, schema: ToolSpec) -> None:
         """Append a call to the frame and its contents. The frame always has one more text."""
         syntax = self._syntax
         frame[-1] += syntax.before_name
         before = syntax.after_name
         if syntax.fields is None:
             is_json = syntax.before_name.endswith('"')
-            name = json.dumps(call.name, ensure_ascii=False)[1:-1] if is_json else call.name
-            contents.append(f"{name}:{number}" if syntax.numbered else name)
+            contents.append(json.dumps(call.name, ensure_ascii=False)[1:-1] if is_json else call.name)
             frame.append(before)
             contents.append(write_json(call.arguments, schema, schema))
             before = ""
@@ -352,21 +283,21 @@ class TurnWriter:
         frame.append(before + syntax.closing)
 
     def _check(self, read: ParsedTurn, text: str, calls: Sequence[ToolCall]) -> None:
-        """Raise BadValueError if a turn is not read as what was written."""
+        """Raise BadValueError if a written turn is parsed differently."""
         if list(map(_comparable, read.calls)) != list(map(_comparable, calls)) or any(c.problem for c in read.calls):
             if not calls:
-                raise _unwritable(f"the answer {text[:40]!r}", self._chat, "it is parsed differently")
+                raise _unwritable(f"the answer {text[:40]!r}", self._chat, "it would be parsed differently")
             names = " and ".join(repr(call.name) for call in calls)
-            raise _unwritable(f"the call of {names}", self._chat, "it is parsed as a different call")
+            raise _unwritable(f"the call of {names}", self._chat, "it would be parsed as a different call")
         if read.prose != text.strip():
-            raise _unwritable(f"the text {text[:40]!r}", self._chat, "it is parsed differently")
+            raise _unwritable(f"the text {text[:40]!r}", self._chat, "it would be parsed differently")
 
     def _thought(self, prompt_ids: Sequence[int]) -> str:
         thinking = self._chat.thinking
         if thinking is Thinking.OPEN:
             on_a_line_of_its_own = self._chat.decode(prompt_ids[-4:]).endswith("\n")
             return "\n</think>\n\n" if on_a_line_of_its_own else "</think>"
-        return "<think></think>\n" if thinking is Thinking.OPTIONAL and self._syntax.always_thinks else ""
+        return ""
 
     def _ended(self, ids: list[int], end: int) -> tuple[int, ...]:
         text = self._chat.decode(ids)
@@ -376,7 +307,7 @@ class TurnWriter:
         if stopped < len(text):
             stop = next(stop for stop in self._stop if text.endswith(stop, 0, stopped))
             raise _unwritable(
-                f"a turn with {stop!r} in it", self._chat, "sampling.stop would end the turn at that text"
+                f"a turn with {stop!r} in it", self._chat, "sampling.stop would end the turn at this text"
             )
         return tuple(ids)
 
@@ -422,5 +353,5 @@ def _comparable(call: ToolCall) -> str:
 def _unwritable(what: str, chat: Chat, why: str) -> BadValueError:
     return BadValueError(
         f"{what} cannot be written as a turn of {chat.family}: {why}",
-        fix="reword it, or leave it out",
+        fix="reword the text, or remove it",
     )

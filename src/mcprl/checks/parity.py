@@ -4,9 +4,9 @@ A policy gradient compares two logprobs of each sampled token: the sampler's, re
 the learner's. Before any update both have the same policy, so every ratio must be 1. `check_parity` compares the two;
 `run_parity` samples a few episodes for that.
 
-A verdict names a cause only if the figures prove it: a token without an alternative whose logprob is not 0 proves that
-one side ignores the grammar; agreement at temperature 1 proves that the sampler ignores the temperature. Other
-differences are judged by their size.
+A verdict names a cause only if the figures prove it. If a token is the only admissible one and its logprob is not 0,
+one side ignores the grammar. If the two agree at temperature 1, the sampler ignores the temperature. Other differences
+are judged by their size.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 Dtype = Literal["float32", "bfloat16"]
 Scores = Sequence[Sequence[float]]
 
-# In nats. Two float32 engines are an order of magnitude below these; any real fault is orders of magnitude above.
+# In nats. Two float32 engines differ by a tenth of these; any real fault is orders of magnitude larger.
 EXACT_MEAN = 5e-5
 EXACT_MAX = 1e-3
-# The difference that bfloat16 rounding explains, with a margin: SmolLM2 has means of 0.01 to 0.06, shares of 5% to 14%.
+# Differences that bfloat16 rounding explains, with a margin: SmolLM2 has means of 0.01 to 0.06, shares of 5% to 14%.
 ROUNDING_MEAN = 0.1
 ROUNDING_OUTSIDE = 0.3
 # A difference this large is rare in bfloat16. It occurs among 100,000 tokens, and with mixtures of experts.
@@ -52,7 +52,7 @@ OUTLIER = 2.0
 _RATIO_BAND = (0.9, 1.1)
 # If only one token is admissible, its logprob is 0 in any number format.
 _FORCED_TOLERANCE = 1e-3
-# Far above every bar, and its exponential is still finite.
+# Far above every threshold, and its exponential is still finite.
 _LARGEST_LOG_RATIO = 50.0
 _WORST = 5
 
@@ -165,7 +165,7 @@ def check_parity(
     """
     tokens = list(_tokens(trajectories, scores, dtype))
     if not tokens:
-        raise ValueError("there is no sampled token to compare")
+        raise ValueError("there are no sampled tokens to compare")
     forced = [token for token in tokens if token.forced]
     figures, alignment = ParityFigures.of(tokens), _alignment(trajectories)
     at_1 = None if scores_at_1 is None else ParityFigures.of(list(_tokens(trajectories, scores_at_1, dtype)))
@@ -196,7 +196,7 @@ def _tokens(trajectories: Sequence[Trajectory], scores: Scores, dtype: Dtype) ->
                 raise NonFiniteError(
                     f"the learner's logprob of token {in_turn[turn]} in turn {turn} of task {trajectory.task_id} "
                     f"is {score}",
-                    fix="download or copy the whole model again"
+                    fix="download or copy the complete model again"
                     + ("" if dtype == "float32" else ", or set model.dtype to float32"),
                 )
             yield ScoredToken(
@@ -226,17 +226,17 @@ def _alignment(trajectories: Sequence[Trajectory]) -> float:
 def _cause(
     forced: Sequence[ScoredToken], figures: ParityFigures, at_1: ParityFigures | None, alignment: float
 ) -> Verdict | None:
-    """Return a verdict if its cause is proven. `at_1` compares with the learner's logprobs at temperature 1."""
+    """Return a verdict if the figures prove a cause. `at_1` compares with the learner's logprobs at temperature 1."""
     at_temperature_1 = at_1 is not None and (at_1.exact or (at_1.like_rounding and not figures.like_rounding))
     if alignment < 1.0:
-        what = f"only {alignment:.2%} of the tokens that the learner scores are those that were sampled"
-        fix = "report this with the recipe: it is a bug in mcprl"
+        what = f"only {alignment:.2%} of the tokens that the learner scored match the sampled tokens"
+        fix = "report this bug in mcprl, with the recipe"
     elif any(token.sampled_logprob < -_FORCED_TOLERANCE for token in forced):
-        what = "the sampler's logprobs ignore the grammar: tokens without an alternative do not have logprob 0"
+        what = "the sampler's logprobs ignore the grammar: tokens that the grammar forces do not have logprob 0"
         fix = "use a sampler that reports logprobs after the grammar's mask (vLLM: processed_logprobs)"
     elif any(token.learner_logprob < -_FORCED_TOLERANCE for token in forced):
-        what = "the learner does not replay the grammar: tokens without an alternative do not have logprob 0"
-        fix = "report this with the recipe: it is a bug in mcprl; until then, set sampling.constrain to off"
+        what = "the learner does not replay the grammar: tokens that the grammar forces do not have logprob 0"
+        fix = "report this bug in mcprl, with the recipe; until it is fixed, set sampling.constrain to off"
     elif not figures.exact and at_temperature_1:
         what = "the sampler's logprobs ignore the temperature: they agree with the learner's at temperature 1"
         fix = "use a sampler that reports logprobs at its temperature (vLLM: processed_logprobs), or temperature 1"
@@ -251,27 +251,27 @@ def _by_size(figures: ParityFigures, dtype: Dtype) -> Verdict:
     if not figures.like_rounding:
         return Verdict(
             severity=Severity.BAD,
-            what=f"sampler and learner disagree by {figures.logprob_mean_abs_error:.2g} nats per token: more than "
-            "rounding explains, so they have different weights or see different contexts",
-            fix="check that both load the current weights of model.path; the worst tokens show where the difference "
-            "starts",
+            what=f"sampler and learner disagree by {figures.logprob_mean_abs_error:.2g} nats per token: this is more "
+            "than rounding error, so they have different weights or contexts",
+            fix="check that both load the current weights of model.path; look at the worst tokens to see where the "
+            "difference starts",
         )
     if dtype == "float32":
-        what = "close but not exact: the differences look as if the sampler or the learner rounded to less than float32"
+        what = "close but not exact: the sampler or the learner seems to compute in less than float32"
         fix = "check that both compute in float32 and, on a GPU, that neither uses TF32"
     else:
-        what = "close, as is usual in bfloat16: ratios start near 1, not at 1"
-        fix = "set model.dtype to float32 if exact ratios are worth the memory"
+        what = "close, as usual in bfloat16: ratios start near 1, not at exactly 1"
+        fix = "set model.dtype to float32 if you need exact ratios and have the memory"
     return Verdict(severity=Severity.WARN, what=what, fix=fix)
 
 
 def _against_limit(verdict: Verdict, mean: float, max_error: float) -> Verdict:
-    """Extend the verdict with whether training would stop."""
+    """Add to the verdict whether training would stop."""
     if mean <= max_error:
         return verdict
     what = (
-        f"{verdict.what}; training would stop, since tokens differ by {mean:.2g} nats on average and "
-        f"learner.max_parity_error is {max_error:g}"
+        f"{verdict.what}; training would stop, since tokens differ by {mean:.2g} nats on average, above "
+        f"learner.max_parity_error ({max_error:g})"
     )
     fix = verdict.fix
     if verdict.severity is not Severity.BAD:
@@ -300,10 +300,10 @@ async def run_parity(config: RunConfig, tasks: Sequence[Task], watcher: Watcher,
     with tempfile.TemporaryDirectory(prefix="mcprl-parity-") as folder:
         async with AsyncExitStack() as stack:
             stage = await stack.enter_async_context(open_stage(config, short, watcher, logs=Path(folder) / "logs"))
-            watcher.stage(f"playing {prompts} episodes")
+            watcher.stage(f"running {prompts} episodes")
             trajectories = await _play(config, short, stage, watcher)
             if stage.engine is None:
-                await stack.aclose()  # so that sampler and learner are not in memory at the same time
+                await stack.aclose()  # ensures that sampler and learner are not in memory at the same time
             watcher.stage("loading the learner")
             learner = await stack.enter_async_context(
                 open_learner(config, folder=Path(folder) / "weights", grammars=stage.grammars, engine=stage.engine)

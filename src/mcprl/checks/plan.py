@@ -19,7 +19,7 @@ from mcprl.errors import BadValueError, ServerFileError
 from mcprl.records import Message, Task
 
 MEASURED_FILE = Path(__file__).parent / "measured.json"
-FORWARD_SHARE = 1 / 3  # of the cost of a pass with gradients: a backward pass costs twice a forward pass
+FORWARD_SHARE = 1 / 3  # of the cost of a pass with gradients, whose backward pass costs two forward passes
 
 FIGURES: Mapping[str, float] = {
     "turns": 1.0,
@@ -42,13 +42,13 @@ _NAMED_SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bm])(?![A-Za-z0-9])
 _MODEL_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 # AdamW: the weight, its gradient and two moments, all in 32 bits. A checkpoint has no gradients.
 _TRAINED_BYTES, _CHECKPOINT_BYTES = 16, 12
-_FOUR_BIT_BYTES = 0.6  # including its scales
+_FOUR_BIT_BYTES = 0.6  # including the scales of quantization
 _SKYRL_GPUS = "GPUs behind skyrl.url"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A number that is not in the recipe, and where it comes from: Figure(value=3.2, source="given")"""
+    """A number that is not in the recipe, and its source: Figure(value=3.2, source="given")"""
 
     value: float
     source: str
@@ -210,11 +210,11 @@ def _episode_figures(
     filled = "length_tokens" if "length_tokens" in known else "model.context_tokens, which the conversation fills"
     of_prompt = f"preamble and task at {_CHARACTERS_PER_TOKEN} characters per token, without the tools' schemas"
     assumed = {
-        "turns": (turns, "every episode takes all turns that episodes.max_turns or its task allows"),
+        "turns": (turns, "every episode takes all turns allowed by episodes.max_turns or its task"),
         "prompt_tokens": (prompt, of_prompt),
-        "turn_tokens": (turn, "every turn is as long as sampling.max_tokens, or model.context_tokens, allows"),
+        "turn_tokens": (turn, "every turn is as long as sampling.max_tokens or model.context_tokens allows"),
         "observation_tokens": (rest / (turns - 1) if turns > 1 else 0.0, f"the rest of {filled}"),
-        "calls": (max(0.0, turns - 1), "every turn but the last makes one call"),
+        "calls": (max(0.0, turns - 1), "one call in every turn except the last"),
         "tool_s": (_TOOL_S, "nothing is known about the tools"),
     }
     return {
@@ -229,9 +229,9 @@ def _characters(messages: Sequence[Message]) -> int:
 
 def _cpu_rate(tokens_per_s: float, constants: Constants, size: ModelSize, gpus: int) -> Figure:
     """Scale the rate of the measured CPU to a model of this size."""
-    source = f"a CPU, measured at {constants.cpu_parameters / 1e6:.0f}M parameters"
+    source = f"measured on a CPU with {constants.cpu_parameters / 1e6:.0f}M parameters"
     if size.parameters is None:
-        source += ", which this model is assumed to have"
+        source += ", the size assumed for this model"
     if gpus:
         source += "; no GPU was measured"
     scale = 1.0 if size.parameters is None else constants.cpu_parameters / size.parameters
@@ -279,7 +279,7 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A resource that a step uses: its units, how long they are busy per step, and the setting that changes it.
+    """A resource that a step uses: its units, how long they are busy per step, and the setting for their number.
 
     Part(name="workers", units=4, busy_s=0.64, setting="workers.count")
     """
@@ -291,7 +291,7 @@ class Part:
 
 
 def _counts(config: RunConfig) -> tuple[int, int, int]:
-    """Return the episodes per step, the steps that the pipeline is ahead, and the episodes that run at once."""
+    """Return three counts: episodes per step, steps that are collected ahead, and concurrent episodes."""
     episodes = config.training.tasks_per_step * config.episodes.group_size
     ahead = config.training.max_staleness
     return episodes, ahead, min(config.episodes.max_concurrent, episodes * (1 + ahead))
@@ -333,7 +333,7 @@ def _parts(
     path_s = shape.calls * shape.tool_s + stream_s + driver_s + worker_s
     limited = alive < episodes * (1 + ahead)
     setting = "episodes.max_concurrent" if limited else "training.max_staleness=1, faster tools, fewer turns"
-    add("episodes alive", alive, path_s, setting)
+    add("concurrent episodes", alive, path_s, setting)
     if config.workers.count:
         add("driver", 1, driver_s, "fewer turns per episode, or several runs")
         add("workers", config.workers.count, worker_s, "workers.count")
@@ -465,8 +465,8 @@ def _budget_warnings(servers: Mapping[str, ServerSettings], calls: float, steps:
         for what, need, allowed in (("calls", needed, budget.calls), ("usd", needed * budget.usd_per_call, budget.usd)):
             if allowed is not None and need > allowed:
                 found.append(
-                    f"servers.settings.{name}.budget.{what} is {allowed:g}, the run needs about {need:,.6g}: it would "
-                    f"stop after step {int(steps * allowed / need)}"
+                    f"servers.settings.{name}.budget.{what} is {allowed:g}, but the run needs about {need:,.6g} and "
+                    f"would stop after step {int(steps * allowed / need)}"
                 )
     return tuple(found)
 
@@ -479,12 +479,12 @@ def server_names(config: ServersConfig) -> tuple[str, ...]:
     path = config.file
     if path is None:
         return tuple(sorted(config.settings))
-    fix = 'correct servers.file: it needs {"mcpServers": {"NAME": {…}}}'
+    fix = 'correct servers.file; its format is {"mcpServers": {"NAME": {…}}}'
     try:
         entries: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["mcpServers"]
         named = tuple(name for name, entry in entries.items() if not entry.get("disabled"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ServerFileError(f"cannot read the servers of {path}: {error}", fix=fix) from error
     if not entries:
-        raise ServerFileError(f"{path} lists no server", fix=fix)
+        raise ServerFileError(f"{path} lists no servers", fix=fix)
     return named

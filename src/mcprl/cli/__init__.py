@@ -31,34 +31,33 @@ EXTRAS = {
 }
 EXIT_CODES = {Fault.CONFIGURATION: 2, Fault.INFRASTRUCTURE: 3}
 
-# The commands in the order of `--help`, with their text there. The rest of the help is in the command's module.
+# The commands in the order of `--help`, with their text there. Other help texts are in the command's module.
 SECTIONS = {
     "Prepare": {
         "init": (
             "Create a project that is ready to train: an MCP server in Python, tasks, a recipe, a test and a README."
         ),
         "doctor": "Check a recipe end to end (config, servers, tasks, model, sample episodes) and suggest fixes.",
-        "plan": "Predict what a run takes: time, tokens, calls, money, disk.",
+        "plan": "Estimate what a run needs: time, tokens, tool calls, money and disk.",
         "parity": "Compare sampler and learner on a few short episodes.",
     },
     "Train": {
         "sft": "Fine-tune a model on solutions, demonstrations or chats, before training.",
         "train": "Train a model with a recipe.",
         "resume": "Resume a run from its newest valid checkpoint.",
-        "runs": "List runs, show one, compare several.",
-        "logs": "List the logs of a run, or print the end of one.",
+        "runs": "List runs, show one.",
+        "export": "Export the result of a run for the Hub, with a model card.",
         "dashboard": "Show runs in a browser: curves, health, tools, and every episode.",
     },
     "Evaluate": {
         "eval": "Evaluate a model or an adapter, and compare two evaluations.",
-        "try": "Let the model play a task and print the conversation.",
-        "play": "Play a task yourself: see what the model sees, type calls, see the reward.",
+        "try": "Let the model attempt a task and print the conversation.",
+        "play": "Attempt a task yourself: see what the model sees, type tool calls, get the reward.",
     },
     "Tasks and tools": {
-        "tasks": "Check, make and read task files.",
-        "tools": "List tools, call them, pin them.",
+        "tasks": "Check, create and inspect task files.",
+        "tools": "List, call and pin tools.",
         "serve": "Serve tools over stdio, or over HTTP at /mcp.",
-        "cassette": "Make, read and check cassettes: files of recorded tool calls that replace the servers.",
     },
     "Reference": {
         "config": "Look up settings.",
@@ -67,7 +66,7 @@ SECTIONS = {
 }
 _KNOWN = tuple(name for section in SECTIONS.values() for name in section)
 _FILES = {"try": "try_"}
-_PACKAGES = ("dashboard",)  # commands of packages that the extra of the same name installs
+_PACKAGES = ("dashboard",)  # packages whose commands are installed by the extra of the same name
 
 
 class _TopLevel(Group):
@@ -115,7 +114,7 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 def _load(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except Exception as error:  # a module of somebody else may raise anything
+    except Exception as error:  # another package's module may raise anything
         if _library(error) in EXTRAS:
             raise
         package = "its package" if entry.dist is None else f"the package {entry.dist.name} {entry.dist.version}"
@@ -147,7 +146,7 @@ def _plugged_in(name: str, entry: EntryPoint) -> Any:
 
 
 def _alone(name: str, function: Callable[..., Any]) -> Any:
-    """The click command of a function."""
+    """Return the click command of a function."""
     alone = Commands()
     alone.command(name)(function)
     return typer.main.get_command(alone)
@@ -197,9 +196,13 @@ def _run() -> None:
     except RuntimeError as error:
         if "can't start new thread" not in str(error):
             raise
-        raise ResourceLimitError("the system refuses to start a thread", fix=ResourceLimitError.FIX) from error
+        raise ResourceLimitError(
+            "the operating system could not start another thread", fix=ResourceLimitError.FIX
+        ) from error
     except MemoryError as error:
-        raise ResourceLimitError("the system refuses more memory", fix=ResourceLimitError.FIX) from error
+        raise ResourceLimitError(
+            "the operating system has no memory left for the process", fix=ResourceLimitError.FIX
+        ) from error
     except ModuleNotFoundError as error:
         library = _library(error)
         if library not in EXTRAS:

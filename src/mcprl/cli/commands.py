@@ -43,7 +43,7 @@ class _PlainHelp:
 
     def get_help_option(self: Any, ctx: Any) -> Any:
         option = cast("Any", super()).get_help_option(ctx)
-        option.default = False  # without a default, Typer imports pydantic to convert an absent flag
+        option.default = False  # Without a default, Typer would import pydantic to convert an absent flag.
         return option
 
     def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
@@ -72,7 +72,7 @@ class _Command(_PlainHelp, TyperCommand):
 
 
 class Group(_PlainHelp, TyperGroup):
-    """A command with commands below it. A `partial` among them makes its command when that is asked for."""
+    """A command with subcommands. A subcommand given as a `partial` is created when it is used."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command: Any = super().get_command(ctx, cmd_name)
@@ -89,7 +89,7 @@ class Group(_PlainHelp, TyperGroup):
     def _summary(self, ctx: Any, name: str) -> str:
         try:
             return _first_sentence(self.get_command(ctx, name).help or "")
-        except McprlError as error:  # a package that is broken: the others are still listed
+        except McprlError as error:  # if a package is broken, the other commands are still listed
             return f"{error.code} {error.what}"
 
 

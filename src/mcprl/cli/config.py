@@ -23,7 +23,9 @@ def explain(
     found = [s for s in known if s.path == field or s.path.startswith(f"{field}.") or not field]
     if not found:
         hint = did_you_mean(field, (s.path for s in known))
-        raise UnknownKeyError(f"no setting is called {field!r}{hint}", fix="see all with `mcprl config explain`")
+        raise UnknownKeyError(
+            f"there is no setting {field!r}{hint}", fix="run `mcprl config explain` to list all settings"
+        )
     for setting in found:
         default = "required" if setting.default is None else f"default {setting.default}"
         typer.echo(f"{setting.path}  ({setting.type}; {default})\n    {setting.description}")

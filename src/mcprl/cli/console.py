@@ -1,4 +1,4 @@
-"""The output of `mcprl train`: a live panel on a terminal, otherwise one plain line per step, and the summary."""
+"""The output of `mcprl train`: a line per step, a progress bar on a terminal, and the summary."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +14,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich.console import Console
-from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from mcprl.cli.debug_log import RunLogger
-from mcprl.cli.panel import STEP_WORDS, TrainingPanel
 from mcprl.cli.printing import (
     STYLES,
     duration,
     facts_table,
     plain_table,
+    printable,
     try_command,
+    verdict_mark,
     verdict_text,
 )
 from mcprl.cli.stages import print_timed
@@ -36,8 +37,40 @@ if TYPE_CHECKING:
     from mcprl.runs.summary import SuccessMetric, Summary
 
 
+COLUMNS = ("step", "reward", "success", "valid calls", "KL", "ratio", "lost", "tokens/s", "step time", "ETA", "health")
+SFT_COLUMNS = ("step", "loss", "validation loss", "success", "valid calls", "step time", "ETA", "health")
+STEP_WORDS = {Severity.OK: "ok", Severity.WARN: "warnings", Severity.BAD: "bad"}
+
+
+def step_line(
+    place: str, metrics: Mapping[str, float], verdicts: Sequence[Verdict], *, left_s: float, columns: Sequence[str]
+) -> str:
+    """Format a step. `place` is "3/20"; `left_s` is the estimated time left in seconds."""
+
+    def figure(name: str, form: str) -> str:
+        # A skipped update lacks some metrics, and a step without episodes those of episodes.
+        return format(metrics[name], form) if name in metrics else "–"
+
+    cells = {
+        "step": place,
+        "loss": figure("imitation_loss", ".4f"),
+        "validation loss": figure("validation_loss", ".4f"),
+        "reward": figure("reward", "+.3f"),
+        "success": figure("success_rate", ".0%"),
+        "valid calls": f"{figure('valid_call_rate', '.0%')} of {figure('calls', '.0f')}" if "calls" in metrics else "–",
+        "KL": figure("kl", ".1e"),
+        "ratio": figure("ratio_mean", ".4f"),
+        "lost": figure("episodes_lost_to_infrastructure", ".0f"),
+        "tokens/s": figure("sampled_tokens_per_second", ".0f"),
+        "step time": duration(metrics["step_s"]),
+        "ETA": duration(left_s),
+        "health": verdict_mark(verdicts).plain,
+    }
+    return "  ".join(f"{name} {cells[name]}" for name in columns)
+
+
 def success_table(metrics: Sequence[SuccessMetric]) -> Table:
-    """The figures of a run against their targets."""
+    """Make a table of the figures of a run and their targets."""
     table = plain_table("", "success", right=("measured",))
     table.add_column("target", no_wrap=True)
     table.add_column("", style="dim")
@@ -74,7 +107,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _LastingStream:
-    """A stream that discards everything after its first failed write."""
+    """A stream that discards all output after its first failed write."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -124,67 +157,80 @@ def _enduring(stream: TextIO | None) -> Any:
 
 
 class TrainingConsole:
-    """Shows a training run, of which `steps_done` steps were done before. Adds the plain lines to the file `log`."""
+    """Shows a training run, of which `steps_done` steps were done before. Adds its lines to the file `log`."""
 
     def __init__(
         self, config: RunConfig, console: Console | None = None, *, steps_done: int = 0, log: Path | None = None
     ) -> None:
         self._config = config
+        self._columns = COLUMNS if config.sft is None else SFT_COLUMNS
         self._console = console or Console(highlight=False)
-        # A dumb terminal cannot move its cursor, so it gets plain lines, like a file.
-        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._log = None if log is None else log.open("a", encoding="utf-8", buffering=1)
         logs = [] if self._log is None else [Console(file=_enduring(self._log), highlight=False, color_system=None)]
-        self._lines = [*([] if self._is_live else [self._console]), *logs]
-        self._stages = [self._console, *logs]
+        self._consoles = [self._console, *logs]
         self._started = time.monotonic()
+        self._step_seconds: list[float] = []
+        self._finished = Counter[int]()  # unfinished step → number of finished episodes
         self._verdicts: Sequence[Verdict] = ()
-        self._run_logger = RunLogger()
-        self._panel = TrainingPanel(config, steps_done=steps_done)
-        self._live = Live(self._panel, console=self._console, refresh_per_second=4, vertical_overflow="crop")
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            # A dumb terminal cannot move its cursor, so it gets lines only, like a file.
+            disable=not self._console.is_terminal or self._console.is_dumb_terminal,
+        )
+        self._bar = self._progress.add_task("starting", total=config.training.steps, completed=steps_done)
 
     def __enter__(self) -> Self:
-        if self._is_live:
-            self._live.start()
+        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_live:
-            self._panel.close()
-            self._live.stop()
-            self._console.print()
+        self._progress.stop()
         if self._log is not None:
             if kind is not None:
-                print_timed(self._lines[-1], self._started, f"ended by {kind.__name__}: {error}")
+                print_timed(self._consoles[-1], self._started, f"ended by {kind.__name__}: {error}")
             self._log.close()
 
     def stage(self, text: str) -> None:
-        self._run_logger.stage(text)
-        self._panel.show_stage(text)
+        self._progress.update(self._bar, description=printable(text))
         self._print_timed(text)
 
     def _print_timed(self, text: str) -> None:
-        for console in self._stages:
+        for console in self._consoles:
             print_timed(console, self._started, text)
 
     def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
-        self._run_logger.episode_finished(step, outcome)
-        self._panel.add_episode(step, outcome)
         if isinstance(outcome, LostEpisode):
-            self._print_timed(f"lost to infrastructure, played again: {outcome}")
+            self._print_timed(f"lost to infrastructure, will be rerun: {outcome}")
+            return
+        self._finished[step] += 1
+        # With an asynchronous pipeline, episodes of later steps finish too. The bar shows the first unfinished step.
+        first, total = min(self._finished), self._config.training.tasks_per_step * self._config.episodes.group_size
+        finished = self._finished[first]
+        doing = f"{finished}/{total} episodes" if finished < total else "update, publish"
+        self._progress.update(self._bar, description=f"step {first + 1}: {doing}")
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
-        self._run_logger.step_finished(step, metrics, verdicts)
-        row = self._panel.add_step(step, metrics, verdicts)
+        del self._finished[step]
+        self._step_seconds.append(metrics["step_s"])
+        steps, mean_s = self._config.training.steps, sum(self._step_seconds) / len(self._step_seconds)
+        self._progress.update(self._bar, description="", completed=step + 1)
+        left_s = (steps - step - 1) * mean_s
+        line = step_line(f"{step + 1}/{steps}", metrics, verdicts, left_s=left_s, columns=self._columns)
         known = {(verdict.severity, verdict.name) for verdict in self._verdicts}
         self._verdicts = verdicts
-        cells = [f"{name} {value}" for name, value in zip(self._panel.columns, row, strict=True)]
         # A verdict that persists is named on the line of its step and printed in full only once.
         new = [v for v in verdicts if v.severity is not Severity.OK and (v.severity, v.name) not in known]
-        for console in self._lines:
-            console.print("  ".join(cells), soft_wrap=True, markup=False)
+        for console in self._consoles:
+            console.print(line, soft_wrap=True, markup=False)
             for verdict in new:
                 console.print(Text("  ") + verdict_text(verdict), soft_wrap=True)
 
@@ -206,8 +252,8 @@ def _closing_facts(figures: Mapping[str, Any], config: RunConfig, folder: Path) 
     lost, skipped, dropped = (
         figures[name] for name in ("episodes_lost_to_infrastructure", "updates_skipped", "groups_dropped")
     )
-    waiting = "to collect" if not config.training.max_staleness else "waiting for episodes"
-    took = f"{figures['wait_s']:.0f} s {waiting}, {figures['update_s']:.0f} s to learn"
+    waiting = "collecting" if not config.training.max_staleness else "waiting for episodes"
+    took = f"{figures['wait_s']:.0f} s {waiting}, {figures['update_s']:.0f} s learning"
     rest = f"; {skipped} skipped" if skipped else ""
     yield "updates", f"{figures['updates']} in {duration(figures['seconds'])}: {took}{rest}"
     if "validation_loss_first" in figures:
@@ -218,7 +264,7 @@ def _closing_facts(figures: Mapping[str, Any], config: RunConfig, folder: Path) 
     if config.sft is None:
         yield "groups complete", f"{figures['groups_complete'] - dropped} of {wanted}{rest}"
     restarts = f"{figures['server_restarts']} restarts of tool servers, {figures['sampler_restarts']} of the sampler"
-    yield "lost to infrastructure", f"{f'{lost} attempts, all played again' if lost else 'nothing'}; {restarts}"
+    yield "lost to infrastructure", f"{f'{lost} attempts, all rerun' if lost else 'nothing'}; {restarts}"
     if "reward_first" in figures:
         yield "reward", f"{figures['reward_first']:+.3f} → {figures['reward_last']:+.3f}"
         yield "valid calls", f"{figures['valid_call_rate_first']:.0%} → {figures['valid_call_rate_last']:.0%}"

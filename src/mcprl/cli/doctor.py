@@ -30,7 +30,7 @@ _NAME_WIDTH = 18
 
 
 class ExaminationStatus(StageConsole):
-    """Shows on stderr what is being checked. Shows nothing if stderr is not a terminal."""
+    """Shows on stderr what is being checked, if stderr is a terminal."""
 
     def hide(self) -> None:
         """Clear the line before something else is printed."""
@@ -44,7 +44,7 @@ class ExaminationStatus(StageConsole):
         from mcprl.records import Trajectory
 
         self._done += isinstance(outcome, Trajectory)
-        self.stage(f"playing: {self._done} episodes are finished")
+        self.stage(f"running sample episodes: {self._done} finished")
 
 
 def print_finding(console: Console, finding: Finding) -> None:
@@ -82,9 +82,7 @@ def command(
     recipe: Recipe,
     fast: Annotated[
         bool,
-        typer.Option(
-            "--fast", help="Do not load the model: check only the recipe, keys, servers, tasks and the machine."
-        ),
+        typer.Option("--fast", help="Check only the recipe, keys, servers, tasks and machine; do not load the model."),
     ] = False,
     as_json: AsJson = False,
     overrides: Overrides = None,

@@ -9,7 +9,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from mcprl.cli.options import AsJson, Overrides
+from mcprl.cli.options import (
+    DEFAULT_KEY_ENV,
+    AsJson,
+    Body,
+    Endpoint,
+    KeyEnv,
+    MaxUsd,
+    Overrides,
+    PerMinute,
+    Price,
+    endpoint_settings,
+)
 from mcprl.cli.printing import plain_table, print_json
 from mcprl.cli.stages import StageConsole, loading_libraries
 
@@ -17,8 +28,6 @@ if TYPE_CHECKING:
     from mcprl.evaluation.harness import Played, Request
     from mcprl.evaluation.report import Report
     from mcprl.evaluation.results import Comparison
-
-__all__ = ["command", "print_report"]
 
 _SHOWN_ROWS = 12
 
@@ -31,7 +40,7 @@ def print_report(report: Report, folder: Path | None, console: Console | None = 
     console.print(Text(report.title, style="bold"))
     console.print(Text(" ".join(report.about), style="dim"))
     for table in report.tables:
-        if table.title == EVERY_TASK:  # only for the file
+        if table.title == EVERY_TASK:  # shown only in the file
             continue
         shown = plain_table(*table.columns[:1], right=table.columns[1:])
         for row in table.rows[:_SHOWN_ROWS]:
@@ -42,7 +51,7 @@ def print_report(report: Report, folder: Path | None, console: Console | None = 
         if table.note:
             console.print(Text(table.note, style="dim"))
     if folder is not None:
-        console.print(f"\nReport: {folder / 'report.html'}", markup=False, soft_wrap=True)
+        console.print(f"\nReport: {folder / 'report.md'}", markup=False, soft_wrap=True)
 
 
 def command(  # noqa: PLR0913 - each is an option of the command line
@@ -54,10 +63,10 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     adapter: Annotated[
         Path | None, typer.Option("--adapter", exists=True, file_okay=False, help="Adapter of a run.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Folder or hub name of another model.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Folder, hub name, or name at --endpoint.")] = None,
     episodes: Annotated[int, typer.Option("--episodes", "-k", min=1, help="Episodes per task.")] = 1,
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="Evaluate a random subset of N tasks (fixed by the seed).")
+        int | None, typer.Option("--sample", min=1, help="Evaluate a random subset of N tasks, chosen by the seed.")
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily (temperature close to 0).")] = False,
     against: Annotated[
@@ -65,52 +74,59 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     ] = None,
     compared: Annotated[
         tuple[Path, Path] | None,
-        typer.Option("--compare", metavar="BEFORE AFTER", help="Compare two existing evaluations and stop."),
+        typer.Option("--compare", metavar="BEFORE AFTER", help="Compare two existing evaluations, then exit."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the report; default: outputs/eval-NAME.")] = None,
     as_json: AsJson = False,
+    endpoint: Endpoint = None,
+    key_env: KeyEnv = DEFAULT_KEY_ENV,
+    price: Price = None,
+    max_usd: MaxUsd = None,
+    per_minute: PerMinute = None,
+    body: Body = None,
     overrides: Overrides = None,
 ) -> None:
     """Evaluate a model or an adapter: success with intervals, pass@k, pass^k, tools, failures, cost, comparison.
 
-    Writes results.json, report.md, report.html and every trajectory into a new folder.
+    Writes results.json, report.md and every trajectory into a new folder.
     """
-    import asyncio
-
     if compared is not None:
-        _compare(compared, out, as_json=as_json)
-        return
+        return _compare(compared, out, as_json=as_json)
     with loading_libraries():
         from mcprl.evaluation.harness import make_request
         from mcprl.evaluation.report import make_folder, write_report
         from mcprl.evaluation.results import compare, read_evaluation
 
     before = None if against is None else read_evaluation(against)
+    player = endpoint_settings(endpoint, model, key_env, price, max_usd, per_minute, body)
     request = make_request(
         recipe,
         suite=suite,
         tasks=tasks,
-        model=model,
+        model=model if player is None else None,
         adapter=adapter,
         episodes=episodes,
         sample=sample,
         greedy=greedy,
+        endpoint=player,
         overrides=overrides or [],
     )
     name = request.config.name if suite is None or recipe is None else f"{request.config.name}-{suite}"
     folder = make_folder(request.config.training.outputs, name, out)
-    played = asyncio.run(_play(request, folder))
+    played = _play(request, folder)
     comparison = None if before is None else compare(before, played.evaluation)
     write_report(folder, played, comparison)
-    _show(played, comparison, folder, as_json=as_json)
+    return _show(played, comparison, folder, as_json=as_json)
 
 
-async def _play(request: Request, folder: Path) -> Played:
+def _play(request: Request, folder: Path) -> Played:
+    import asyncio
+
     from mcprl.evaluation.harness import choose_tasks, evaluate
 
     tasks = choose_tasks(request.suite.tasks(), request.sample, request.config.seed)
     with StageConsole(len(tasks) * request.episodes) as console:
-        return await evaluate(request, console, logs=folder / "logs")
+        return asyncio.run(evaluate(request, console, logs=folder / "logs"))
 
 
 def _show(played: Played, comparison: Comparison | None, folder: Path, *, as_json: bool) -> None:

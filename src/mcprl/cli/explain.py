@@ -19,10 +19,10 @@ from mcprl.errors import Fault, McprlError, UnknownKeyError, did_you_mean
 
 GROUPS = {
     "CONF": "Configuration",
-    "CODE": "Code of your own",
+    "CODE": "Your code",
     "TASK": "Tasks",
     "TOOL": "Tools and their servers",
-    "LIMIT": "Limits on what servers and files may hold",
+    "LIMIT": "Limits on the contents of servers and files",
     "SAND": "The Python sandbox",
     "CHAT": "Conversations and grammars",
     "SAMP": "The sampler",
@@ -32,12 +32,14 @@ GROUPS = {
     "WORK": "Workers",
     "RUN": "Runs and their folders",
 }
-"""Group of codes (the letters in the middle) → its topic, in the order of a run."""
+"""Group of codes (the letters in the middle) → its topic, in the order in which a run meets them."""
 
 FAULTS = {
-    Fault.CONFIGURATION: "yours to fix: something that was written, chosen or installed. The run stops.",
-    Fault.INFRASTRUCTURE: "the infrastructure's: a server, the network, a process, a disk. An episode that it hits is "
-    "played again; a run that it ends can be resumed.",
+    Fault.CONFIGURATION: "an error in your files, settings or installation, which you can fix. The run stops.",
+    Fault.INFRASTRUCTURE: (
+        "a fault of a server, the network, a process or a disk. Affected episodes are rerun; a stopped run can be "
+        "resumed."
+    ),
 }
 """Fault → whose fault an error is, and how a run reacts."""
 
@@ -104,7 +106,7 @@ def find_page(written: str) -> ErrorPage | None:
 
 
 def _with_codes(error: type[McprlError]) -> Iterable[type[McprlError]]:
-    # A class without its own code only groups other classes.
+    # A class without a code is only a base class.
     if "code" in vars(error) and error.__module__ == McprlError.__module__:
         yield error
     for child in error.__subclasses__():
@@ -124,7 +126,7 @@ def command(
     page = find_page(code)
     if page is None:
         hint = did_you_mean(code.strip().upper(), error_pages())
-        raise UnknownKeyError(f"no error has the code {code!r}{hint}", fix="see all with `mcprl explain`")
+        raise UnknownKeyError(f"there is no error code {code!r}{hint}", fix="run `mcprl explain` to list all codes")
     _print_page(console, page)
 
 
@@ -152,4 +154,4 @@ def _print_page(console: Console, page: ErrorPage) -> None:
     say("Whose fault", FAULTS[page.fault], mark=" ")
     say("Usual causes", *page.causes, mark=" •")
     say("Fix", page.fix, mark=" ")
-    say("As it appears", f"mcprl: {page.example}", mark=" ")
+    say("Example", f"mcprl: {page.example}", mark=" ")

@@ -33,7 +33,7 @@ def _print_project(project: Project) -> None:
     from mcprl.scaffold import FILES
 
     console = Console(highlight=False)
-    console.print(words(f"A project for {project.model} is in {project.folder}:\n"), soft_wrap=True)
+    console.print(words(f"Created a project for {project.model} in {project.folder}:\n"), soft_wrap=True)
     files = plain_table("", "")
     files.show_header = False
     for name, purpose in FILES.items():
@@ -41,7 +41,7 @@ def _print_project(project: Project) -> None:
     console.print(files)
     if project.renderer == "auto" and project.model.startswith("/"):
         console.print(
-            "\nFirst: set model.renderer in recipe.yaml. The files of the model do not say how it writes chats.",
+            "\nFirst: set model.renderer in recipe.yaml. The model's files do not specify its chat format.",
             style="yellow",
         )
     console.print("\nNext:\n")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 if TYPE_CHECKING:
+    from mcprl.episodes.endpoint import EndpointSettings
     from mcprl.records import Task
     from mcprl.tools import Toolbox
 
@@ -23,7 +24,7 @@ class _Opens(Protocol):
 
 @contextmanager
 def temporary_logs() -> Generator[Path]:
-    """A folder for the logs of servers, removed at the end unless an error names a file in it."""
+    """Create a folder for the logs of servers. It is removed at the end, unless an error names a file in it."""
     from mcprl.errors import McprlError
 
     folder = Path(tempfile.mkdtemp(prefix="mcprl-"))
@@ -40,7 +41,7 @@ def temporary_logs() -> Generator[Path]:
 
 @asynccontextmanager
 async def shown_opening(opens: _Opens, then: str) -> AsyncGenerator[Toolbox]:
-    """Open a toolbox with temporary logs. The status line shows that servers start, and then the text `then`."""
+    """Open a toolbox with temporary logs. The status line first says that servers start, then shows the text `then`."""
     from rich.console import Console
     from rich.text import Text
 
@@ -70,15 +71,15 @@ def choose_task(file: Path, wanted: str) -> Task:
     return by_id[wanted]
 
 
-def parse_pairs(values: Sequence[str] | None, option: str = "") -> list[tuple[str, str]]:
+def parse_pairs(values: Sequence[str]) -> list[tuple[str, str]]:
     """Parse ["name=Ana"] to [("name", "Ana")]. Raises BadValueError without "=" or name; a value may be empty."""
     from mcprl.errors import BadValueError
 
     pairs: list[tuple[str, str]] = []
-    for value in values or ():
+    for value in values:
         name, equals, other = value.partition("=")
-        if not (name and equals and (other or not option)):
-            raise BadValueError(f"{f'{option} ' if option else ''}{value!r} is not KEY=VALUE", fix="write KEY=VALUE")
+        if not (name and equals):
+            raise BadValueError(f"{value!r} is not KEY=VALUE", fix="write KEY=VALUE")
         pairs.append((name, other))
     return pairs
 
@@ -95,14 +96,64 @@ def typed_value(parameters: Mapping[str, Any], key: str, text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     if isinstance(value, str):
-        return text  # quotes around a text are part of the text
-    # Use only the part of the schema about this argument, because other arguments may still be missing.
+        return text  # quotes around a text belong to the text
+    # Use only the schema of this argument, because other arguments may still be missing.
     schema = {word: parameters[word] for word in _VALUE_WORDS if word in parameters}
     return value if ArgumentCheck(key, "", schema).problem({key: value}) is None else text
 
 
+def endpoint_settings(
+    url: str | None,
+    model: str | None,
+    key_env: str,
+    price: tuple[float, float] | None,
+    max_usd: float | None,
+    per_minute: int | None,
+    body: Sequence[str] | None,
+) -> EndpointSettings | None:
+    """Return the endpoint of the options, or None without --endpoint."""
+    from mcprl.episodes.endpoint import EndpointSettings
+    from mcprl.errors import BadValueError
+
+    if url is None:
+        if price or max_usd is not None or per_minute or body:
+            raise BadValueError("--price, --max-usd, --per-minute and --body need --endpoint", fix="add --endpoint URL")
+        return None
+    if not model:
+        raise BadValueError("--endpoint needs the name of a model that it serves", fix="add --model NAME")
+    fields: dict[str, Any] = {}
+    for name, value in parse_pairs(body or ()):
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:
+            fields[name] = value
+    return EndpointSettings(
+        url=url, model=model, key_env=key_env, price=price, max_usd=max_usd, per_minute=per_minute, body=fields
+    )
+
+
+Endpoint = Annotated[
+    str | None,
+    typer.Option("--endpoint", metavar="URL", help="Run the episodes with an OpenAI-compatible endpoint."),
+]
+KeyEnv = Annotated[str, typer.Option("--key-env", help="Environment variable that holds the endpoint's key.")]
+Price = Annotated[
+    tuple[float, float] | None,
+    typer.Option("--price", metavar="IN OUT", min=0, help="USD per million tokens, in and out."),
+]
+MaxUsd = Annotated[
+    float | None,
+    typer.Option("--max-usd", min=0, help="Spending limit in USD; a request that could exceed it is not sent."),
+]
+PerMinute = Annotated[int | None, typer.Option("--per-minute", min=1, help="Maximum requests per minute.")]
+Body = Annotated[
+    list[str] | None,
+    typer.Option("--body", metavar="KEY=VALUE", help="Field of each request; null removes it."),
+]
+DEFAULT_KEY_ENV = "OPENAI_API_KEY"
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Recipe = Annotated[Path, typer.Argument(help="YAML file of the run's settings.", show_default=False)]
+Recipe = Annotated[Path, typer.Argument(help="YAML file with the run's settings.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.steps=3. May be repeated."),

@@ -40,14 +40,14 @@ def command(
     run: Annotated[
         Path | None,
         typer.Option(
-            "--run", help="Base the forecast on the measured speed and episode sizes of the run in this folder."
+            "--run", help="Base the estimate on the speed and episode sizes measured in the run in this folder."
         ),
     ] = None,
     assume: Annotated[list[str] | None, typer.Option("--assume", metavar="FIGURE=NUMBER", help=_ASSUME_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Forecast the time, tokens, calls, money, disk and memory of a run, its bottleneck, and the setting to change.
+    """Estimate the time, tokens, calls, money, disk and memory of a run, its bottleneck, and the setting to change.
 
     Nothing is started. Figures that the recipe does not contain are assumed, and each assumption is listed.
     """
@@ -69,7 +69,7 @@ def command(
 
 
 def _blocks(config: RunConfig, plan: Plan, gpus: int) -> Iterator[RenderableType]:
-    size = "size not known"
+    size = "size unknown"
     if plan.model.parameters is not None:
         size = f"{plan.model.parameters / 1e6:,.0f}M parameters ({plan.model.source})"
     units = "1 GPU" if gpus == 1 else f"{gpus or 'no'} GPUs"
@@ -78,14 +78,16 @@ def _blocks(config: RunConfig, plan: Plan, gpus: int) -> Iterator[RenderableType
     yield _amounts(plan, config.training.steps)
     yield _parts(plan)
     worst = plan.parts[0]
-    yield Text.assemble("\n", ("Bottleneck: ", "bold"), f"{printable(worst.name)}. To change: {worst.setting}.\n")
+    yield Text.assemble(
+        "\n", ("Bottleneck: ", "bold"), f"{printable(worst.name)}. Relevant settings: {worst.setting}.\n"
+    )
     yield _figures(plan)
     processes = config.learner.processes
     if config.engine != "skyrl" and gpus and gpus != processes:
         yield Text(f"Warning: {gpus} GPUs, but learner.processes is {processes}.", style="yellow")
     for warning in plan.warnings:
         yield Text(f"Warning: {printable(warning)}.", style="yellow")
-    yield Text(f"Driver and workers as measured on {plan.machine}. An estimate: see docs/scaling.md.")
+    yield Text(f"These are estimates, based on the driver and workers measured on {plan.machine}: see docs/scaling.md.")
 
 
 def _amounts(plan: Plan, steps: int) -> Table:
@@ -108,7 +110,7 @@ def _amounts(plan: Plan, steps: int) -> Table:
 
 def _parts(plan: Plan) -> Table:
     table = plain_table("\npart", right=("\nunits", "\nbusy per step", "\nshare"))
-    table.add_column("\nto change", overflow="fold")
+    table.add_column("\nrelevant settings", overflow="fold")
     for part in plan.parts:
         share = f"{part.busy_s / plan.step.seconds:.0%}"
         table.add_row(printable(part.name), f"{part.units:,}", _duration(part.busy_s), share, printable(part.setting))
@@ -145,7 +147,7 @@ def _given(assume: Sequence[str]) -> dict[str, Figure]:
         except ValueError:
             value = math.nan
         if not FIGURES[name] <= value < math.inf:
-            what = f"--assume {entry}: {number!r} is not a valid value"
+            what = f"--assume {entry}: {number!r} is out of range"
             raise BadValueError(what, fix=f"give a number of at least {FIGURES[name]:g}")
         given[name] = Figure(value=value, source="given")
     return given

@@ -1,4 +1,4 @@
-"""`mcprl play`: play a task by hand, with the model's prompt, tools and rewards."""
+"""`mcprl play`: do a task by hand, with the model's prompt, tools and rewards."""
 
 from __future__ import annotations
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from mcprl.records import Task, ToolCall
     from mcprl.tools import Tool
 
-__all__ = ["Typed", "TypingError", "command", "read_typed"]
-
-
 _HOW = (
     "Type a call:   {example}\n"
     "or as JSON:    {json}\n"
@@ -46,7 +43,7 @@ _END_OF_BLOCK = "."
 
 
 class TypingError(ValueError):
-    """The line is neither a call nor an answer. The message says what to type instead."""
+    """A line is neither a call nor an answer. The message says what to type instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +74,7 @@ def read_typed(line: str, tools: Mapping[str, Mapping[str, Any]], next_line: Cal
     try:
         words = shlex.split(rest)
     except ValueError as error:
-        raise TypingError(f"a quote is not closed ({error})") from error
+        raise TypingError(f"a quotation mark is missing ({error})") from error
     return Typed(calls=(ToolCall(name=word, arguments=_arguments(words, tools[word], next_line)),))
 
 
@@ -86,7 +83,7 @@ def _arguments(words: Sequence[str], schema: Mapping[str, Any], next_line: Calla
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            raise TypingError(f"{word!r} is not name=value; quote a text with spaces: {name}=… or message='…'")
+            raise TypingError(f"{word!r} is not name=value; quote values that contain spaces: {name}=… or message='…'")
         arguments[name] = _block(next_line) if value == _BLOCK else typed_value(schema, name, value)
     return arguments
 
@@ -135,7 +132,9 @@ def command(
 
     if recipe is None:
         if overrides:
-            raise BadValueError("--set changes a recipe, but no recipe is given", fix="give one with --recipe")
+            raise BadValueError(
+                "--set changes settings of a recipe, but no recipe is given", fix="name the recipe with --recipe"
+            )
         tasks = TasksConfig.model_validate({"train": "mcprl:market/train.jsonl"})
         servers = ServersConfig.model_validate({"file": "mcprl:market/servers.json"})
         episodes, rewards = EpisodesConfig(), RewardsConfig()
@@ -148,6 +147,8 @@ def command(
     preamble = load_preamble(tasks.preamble)
     max_turns = episodes.turn_limit(chosen)
     with _open_lease(chosen, servers, rewards, lives_s=86400.0) as (portal, access, tools, functions):
+        if functions is not None:
+            rewards = functions.leave_out_groups(rewards)
         environment = Environment(
             chosen, access, preamble=preamble, max_turns=max_turns, rewards=rewards, functions=functions
         )
@@ -168,7 +169,7 @@ def _open_lease(
 
     from mcprl.episodes import require_tools, require_worlds
     from mcprl.episodes.loop import lease_for
-    from mcprl.episodes.reward_functions import open_functions
+    from mcprl.episodes.reward_functions import code_of, open_functions
     from mcprl.tools import open_toolbox
 
     with ExitStack() as stack:
@@ -179,7 +180,8 @@ def _open_lease(
             toolbox = stack.enter_context(portal.wrap_async_context_manager(opening))
             require_tools([task], toolbox.catalog)
             require_worlds([task], toolbox)
-            opening = open_functions(rewards, toolbox.catalog, env_file=servers.env_file, logs=logs)
+            code, env_file = code_of(rewards, [task]), servers.env_file
+            opening = open_functions(rewards, toolbox.catalog, env_file=env_file, logs=logs, code=code)
             functions = stack.enter_context(portal.wrap_async_context_manager(opening))
             leasing = lease_for(task, toolbox, lives_s=lives_s, rewards=rewards)
             access = stack.enter_context(portal.wrap_async_context_manager(leasing))
@@ -198,7 +200,7 @@ class _Game:
         self._console = Console(highlight=False)
 
     def play(self, max_turns: int) -> None:
-        """Play until the episode stops or the person quits."""
+        """Ask for actions until the episode stops or the person quits."""
         self._print_task(max_turns)
         while (typed := self._next_action(max_turns)) is not None:
             result = self._portal.call(self._environment.step, _action(typed))
@@ -234,7 +236,7 @@ class _Game:
 
     def _print_task(self, max_turns: int) -> None:
         """Print the conversation before the first turn, the available tools, and the input syntax."""
-        title = f"task {self._task.id}, {self._task.difficulty.value}, {max_turns} turns at most"
+        title = f"task {self._task.id}, {self._task.difficulty.value}, at most {max_turns} turns"
         self._console.print(Rule(words(title), align="left", style="dim"))
         for message in self._environment.messages:
             calls = (json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ()))
@@ -264,7 +266,7 @@ class _Game:
                 self._console.print(words(str(error), "yellow"))
 
     def _is_question(self, typed: list[str]) -> bool:
-        """If the line only asks for information, print it and return True."""
+        """If the line asks for information, print the information and return True."""
         match typed:
             case ["tools"]:
                 print_tools(self._console, self._tools.values())

@@ -1,9 +1,8 @@
-"""Printing for commands: escaped text, tables, durations, sparklines, JSON."""
+"""Printing for commands: escaped text, tables, durations, JSON."""
 
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import unicodedata
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def printable(text: str) -> str:
-    r"""The text with everything escaped that a terminal would obey or not show, since models and tools may send it.
+    r"""Escape control characters and invisible characters, because models and tools may send them.
 
     >>> printable("\x1b[31mred\x1b[0m\r\u200b")
     '\\x1b[31mred\\x1b[0m\\x0d\\u200b'
@@ -52,7 +51,7 @@ def plain_table(*left: str, right: Sequence[str] = ()) -> Table:
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
-    """Make a table with a name and a value per line."""
+    """Make a table with one name and its value per line."""
     table = plain_table("", "")
     table.show_header = False
     table.columns[0].style, table.columns[0].no_wrap = "dim", True
@@ -69,7 +68,7 @@ STYLES = {Severity.OK: "green", Severity.WARN: "yellow", Severity.BAD: "bold red
 
 
 def verdict_mark(verdicts: Sequence[Verdict]) -> Text:
-    """Summarize the verdicts of a step for a table cell: severity and name of the worst, and the number of others."""
+    """Summarize a step's verdicts for a table cell: severity and name of the worst, and the number of others."""
     if not verdicts:
         return Text("–")
     worst = verdicts[0]
@@ -80,7 +79,7 @@ def verdict_mark(verdicts: Sequence[Verdict]) -> Text:
 
 
 def verdict_text(verdict: Verdict) -> Text:
-    """Format a verdict in full."""
+    """Format a verdict with all its parts."""
     text = Text.assemble(
         (f"{verdict.severity.value:4} {verdict.name}: ", STYLES[verdict.severity]), printable(verdict.what)
     )
@@ -98,40 +97,6 @@ def duration(seconds: float) -> str:
         if whole >= length_s:
             return f"{whole // length_s}{unit}{whole % length_s // smaller_s:02d}{smaller}"
     return f"{whole}s"
-
-
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_NO_NUMBER = "×"
-
-
-def sparkline(values: Sequence[float], width: int, scale: Sequence[float] = ()) -> str:
-    """Draw each value as a block, whose height is relative to the range. If there are more than `width`, average them.
-
-    If a value is not a number, a cross replaces it and its neighbors. `scale` extends the range, so that several curves
-    can be compared.
-
-    >>> sparkline([0.0, 0.5, 1.0], 8)
-    '▁▅█'
-    """
-    count = min(max(width, 0), len(values))
-    means = [_mean(values[i * len(values) // count : (i + 1) * len(values) // count]) for i in range(count)]
-    known = [value for value in (*means, *scale) if math.isfinite(value)]
-    if not known:
-        return _NO_NUMBER * count
-    low, high = min(known), max(known)
-    return "".join(_block(mean, low, high) if math.isfinite(mean) else _NO_NUMBER for mean in means)
-
-
-def _block(value: float, low: float, high: float) -> str:
-    # Use halves, because the difference of two huge values may overflow a float.
-    span = high / 2 - low / 2
-    # A constant curve is a line in the middle.
-    return _BLOCKS[round((value / 2 - low / 2) / span * (len(_BLOCKS) - 1))] if span else _BLOCKS[3]
-
-
-def _mean(values: Sequence[float]) -> float:
-    # Divide before summing, so that not even the largest floats overflow. Infinities of both signs give NaN.
-    return sum(value / len(values) for value in values)
 
 
 def try_command(folder: Path, *, engine: str, whole_model: bool) -> str:

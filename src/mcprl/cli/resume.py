@@ -23,16 +23,20 @@ def _facts(resume_point: ResumePoint, folder: Path) -> list[tuple[str, str]]:
     checkpoint, steps = resume_point.checkpoint, resume_point.config.training.steps
     lines = [("run", str(folder)), ("steps", f"{resume_point.step} of {steps} done")]
     if checkpoint is None:
-        lines.append(("checkpoint", "none: no step was finished"))
+        lines.append(("checkpoint", "none: the run has not finished a step"))
     else:
         lines.append(("checkpoint", f"{checkpoint.path.name}, {checkpoint.bytes / 1e6:.1f} MB, checksums verified"))
     lines += [("skipped", f"{damaged.path.name}: {damaged.why}") for damaged in resume_point.damaged]
-    lines += [("changed", f"{name} was {was}, is {now}") for name, (was, now) in resume_point.changed.items()]
+    lines += [("changed", f"{name} was {was}, now {now}") for name, (was, now) in resume_point.changed.items()]
     if resume_point.rolled_back:
         discarded = ", ".join(map(str, resume_point.rolled_back))
-        lines.append(("discarded", f"the checkpoints of later steps {discarded}"))
+        lines.append(("discarded", f"the checkpoints of steps {discarded}"))
     if resume_point.journaled:
-        use = "they are used" if resume_point.journal_fits else "played again: the settings or weights have changed"
+        use = (
+            "they will be used"
+            if resume_point.journal_fits
+            else "they will be rerun, because the settings or weights have changed"
+        )
         lines.append(("journal", f"{resume_point.journaled} finished episodes; {use}"))
     else:
         lines.append(("journal", "no finished episodes"))
@@ -47,7 +51,7 @@ def command(
         int | None,
         typer.Option("--from", help="Resume from the checkpoint of this step and discard later ones."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print where the run would resume and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print where the run would resume, then exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
 ) -> None:
     """Resume a run from its newest valid checkpoint. Episodes that finished after it are not run again."""

@@ -35,7 +35,7 @@ async def _run(config: RunConfig, folder: RunFolder, resume_point: ResumePoint |
     summary: Summary | None = None
 
     def on_request(cause: str) -> None:
-        # Now: a second signal, or the end of the time to stop in, leaves no time for it.
+        # Record this now: a second signal, or the end of the time to stop, leaves no time for it.
         folder.record_end(RunStopped(f"stopped by {cause}"))
 
     shutdown = Shutdown(on_request=on_request)

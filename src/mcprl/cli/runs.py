@@ -1,11 +1,10 @@
-"""`mcprl runs`: list runs, show one, compare several."""
+"""`mcprl runs`: list runs, and show one."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,6 @@ from mcprl.cli.printing import (
     facts_table,
     plain_table,
     print_json,
-    sparkline,
     try_command,
     verdict_text,
     words,
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from mcprl.runs.checkpoints import Checkpoint, Damaged
     from mcprl.runs.past_runs import PastRun
 
-_CURVE_WIDTH = 24
-_MIN_RUN_WIDTH = 14
 _STATE_STYLES = {
     "running": "cyan",
     "finished": "green",
@@ -46,24 +42,10 @@ _STATE_STYLES = {
     "unreadable": "bold red",
 }
 _RESUMABLE = ("stopped", "failed", "interrupted")
-_FIGURES = {
-    "steps": ("steps", ".0f"),
-    "reward_first": ("reward, first step", "+.3f"),
-    "reward_best": ("reward, best step", "+.3f"),
-    "reward_last": ("reward, last step", "+.3f"),
-    "reward_recent": ("reward, mean of last {recent}", "+.3f"),
-    "success_recent": ("success, mean of last {recent}", ".0%"),
-    "valid_calls_recent": ("valid calls, mean of last {recent}", ".0%"),
-    "kl_mean": ("KL per token, mean", ".1e"),
-    "step_s_mean": ("seconds per step", ".1f"),
-    "tokens_per_s": ("sampled tokens per second", ".0f"),
-    "episodes_lost": ("episodes lost, played again", ".0f"),
-    "updates_skipped": ("updates skipped", ".0f"),
-}
 
 
 def next_command(run: PastRun) -> str:
-    """The command to run next; empty if there is none."""
+    """Return the command to run next; empty if there is none."""
     if run.state.value in _RESUMABLE:
         return shlex.join(["mcprl", "resume", str(run.path)])
     if run.state.value == "finished":
@@ -73,7 +55,7 @@ def next_command(run: PastRun) -> str:
 
 
 def _ending(run: PastRun) -> Text | None:
-    """Why a run ended early or cannot be read, or what was wrong with its policy in the end."""
+    """Return why a run ended early or cannot be read, or what was wrong with its policy at the end."""
     state = run.state.value
     if run.why:
         fact = "cannot be read" if state == "unreadable" else state
@@ -83,34 +65,9 @@ def _ending(run: PastRun) -> Text | None:
     return None
 
 
-def differing_settings(runs: Sequence[PastRun]) -> dict[str, list[str]]:
-    """Return the values of each setting that differs between the runs; – if a run has no such setting."""
-    settings = [run.settings() for run in runs]
-    paths = dict.fromkeys(path for each in settings for path in each if path != "name")
-    rows = {path: [each.get(path, "–") for each in settings] for path in paths}
-    return {path: row for path, row in rows.items() if len(set(row)) > 1}
-
-
-def cautions(runs: Sequence[PastRun]) -> list[str]:
-    """Return reasons why a comparison of these runs may be unfair."""
-    found: list[str] = []
-    differing = differing_settings(runs)
-    if any(path.startswith("rewards.") for path in differing):
-        found.append("the rewards are computed differently, so their values cannot be compared")
-    if any(path.startswith("tasks.") for path in differing):
-        found.append("the tasks differ: one run may have had easier ones")
-    if "seed" in differing:
-        found.append("the seeds differ: a part of every difference is chance")
-    if len({run.steps_done for run in runs}) > 1:
-        found.append("the numbers of steps differ: compare at the same step")
-    return found
-
-
-def run_list(runs: Sequence[PastRun], now: float, width: int) -> Iterator[RenderableType]:
-    """Print a line per run, then why runs ended early or badly or cannot be read, and how to resume those that can."""
-    wide = _run_table(runs, now, with_curve=True)
-    fits = Console(width=10_000).measure(wide).maximum <= width
-    yield wide if fits else _run_table(runs, now, with_curve=False)
+def run_list(runs: Sequence[PastRun], now: float) -> Iterator[RenderableType]:
+    """Yield a line per run, then why runs ended early or badly or cannot be read, and how to resume those that can."""
+    yield _run_table(runs, now)
     for run in runs:
         if (ending := _ending(run)) is not None:
             yield Text("\n") + words(run.name, "bold") + Text(" ") + ending
@@ -121,10 +78,9 @@ def run_list(runs: Sequence[PastRun], now: float, width: int) -> Iterator[Render
         yield _command(f"  {next_command(run)}")
 
 
-def _run_table(runs: Sequence[PastRun], now: float, *, with_curve: bool) -> Table:
+def _run_table(runs: Sequence[PastRun], now: float) -> Table:
     table = plain_table("run", "state", right=("steps", "reward"))
-    for title in ("curve", "changed") if with_curve else ("changed",):
-        table.add_column(title, no_wrap=True)
+    table.add_column("changed", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     table.columns[1].no_wrap = True
     for run in runs:
@@ -133,7 +89,6 @@ def _run_table(runs: Sequence[PastRun], now: float, *, with_curve: bool) -> Tabl
             Text(run.state.value, style=_STATE_STYLES.get(run.state.value, "red")),
             f"{run.steps_done}/{run.steps_wanted if run.steps_wanted is not None else '?'}",
             " → ".join(f"{reward:+.2f}" for reward in (run.rewards[:1] + run.rewards[1:][-1:])) or "–",
-            *([sparkline(run.rewards, _CURVE_WIDTH)] if with_curve else []),
             f"{duration(max(0.0, now - run.changed))} ago",
             decimal(run.size_bytes),
         )
@@ -164,7 +119,7 @@ def run_details(
         yield _checkpoint_table(checkpoints)
     changed = run.changed_settings()
     if changed:
-        table = plain_table("setting", "changed from its default to")
+        table = plain_table("setting", "changed from default to")
         for path, text in changed.items():
             table.add_row(words(path), words(text))
         yield Text()
@@ -196,13 +151,12 @@ def _facts(run: PastRun, now: float) -> Iterator[tuple[str, str]]:
     if rewards:
         best, at = max((reward, -step) for step, reward in run.points("reward"))
         yield "reward", f"{rewards[0]:+.3f} → {rewards[-1]:+.3f}, best {best:+.3f} at step {-at}"
-        yield "", sparkline(rewards, 48)
     if success:
         yield "success rate", f"{success[0]:.0%} → {success[-1]:.0%}"
     if run.metrics:
         yield "time", f"{duration(run.seconds)}, {run.seconds / len(run.metrics):.1f} s per step"
     if run.journaled:
-        yield "journal", f"{run.journaled:,} finished episodes after the last checkpoint; resuming uses them"
+        yield "journal", f"{run.journaled:,} episodes finished after the last checkpoint; a resumed run uses them"
 
 
 def _checkpoint_table(checkpoints: Sequence[Checkpoint | Damaged]) -> Table:
@@ -218,46 +172,6 @@ def _checkpoint_table(checkpoints: Sequence[Checkpoint | Damaged]) -> Table:
     return table
 
 
-def run_comparison(runs: Sequence[PastRun], width: int) -> Iterator[RenderableType]:
-    """Show runs side by side: settings that differ, figures, reward curves, and cautions."""
-    from mcprl.runs.past_runs import RECENT_STEPS
-
-    names = Counter(run.name for run in runs)
-    titles = [run.name if names[run.name] == 1 else str(run.path) for run in runs]
-    beside = max(1, (width - 26) // _MIN_RUN_WIDTH)
-    differing = differing_settings(runs)
-    measured = [run.figures() for run in runs]
-    figures = {
-        title.format(recent=RECENT_STEPS): [
-            "–" if each[name] is None else format(each[name], form) for each in measured
-        ]
-        for name, (title, form) in _FIGURES.items()
-    }
-    if not differing:
-        yield Text("The settings are the same.")
-    for first, rows in (("setting", differing), ("figure", figures)):
-        for start in range(0, len(runs) if rows else 0, beside):
-            yield _side_by_side(first, rows, titles, slice(start, start + beside))
-            yield Text()
-    # All curves have the same scale on both axes.
-    every = [reward for run in runs for reward in run.rewards]
-    most = max(len(run.rewards) for run in runs)
-    curves = plain_table("run", "reward over the steps")
-    for title, run in zip(titles, runs, strict=True):
-        length = min(most, width // 2) * len(run.rewards) // max(1, most)
-        curves.add_row(words(title), sparkline(run.rewards, length, every))
-    yield curves
-    for caution in cautions(runs):
-        yield Text(f"Caution: {caution}.", style="yellow")
-
-
-def _side_by_side(first: str, rows: Mapping[str, Sequence[str]], titles: Sequence[str], chosen: slice) -> Table:
-    table = plain_table(first, *titles[chosen])
-    for name, cells in rows.items():
-        table.add_row(words(name), *map(words, cells[chosen]))
-    return table
-
-
 def _command(text: str) -> Text:
     """Format a command for copying: on one line, however long."""
     line = words(text)
@@ -268,7 +182,7 @@ def _command(text: str) -> Text:
 _OUTPUTS = Path("outputs")
 _RUN_HELP = "Run folder, or a name under outputs."
 
-app = Commands("List runs, show one, compare several.")
+app = Commands("List runs, show one.")
 
 
 @app.command("list")
@@ -276,7 +190,7 @@ def list_runs(
     outputs: Annotated[Path, typer.Argument(metavar="OUTPUTS", help="Folder of runs.")] = _OUTPUTS,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs in a folder, the last changed first: state, steps, first and last reward, size."""
+    """List the runs in a folder with state, steps, first and last reward, and size; newest changes first."""
     with _status("reading the runs"):
         from mcprl.runs.past_runs import find_runs
 
@@ -285,9 +199,9 @@ def list_runs(
     if as_json:
         print_json([_run_json(run) for run in found])
     elif found:
-        console.print(Group(*run_list(found, time.time(), console.width)), crop=False)
+        console.print(Group(*run_list(found, time.time())), crop=False)
     else:
-        console.print(f"No runs in {outputs}. mcprl train RECIPE starts one.", markup=False, soft_wrap=True)
+        console.print(f"No runs in {outputs}. Start one with `mcprl train RECIPE`.", markup=False, soft_wrap=True)
 
 
 @app.command("show")
@@ -306,25 +220,6 @@ def show_run(
         Console(highlight=False).print(Group(*run_details(found, checkpoints)), crop=False)
 
 
-@app.command("compare")
-def compare_runs(
-    chosen: Annotated[list[str], typer.Argument(metavar="RUN", help=_RUN_HELP, show_default=False)],
-    as_json: AsJson = False,
-) -> None:
-    """Show runs side by side: the settings that differ, their figures, and their rewards over the steps."""
-    from mcprl.errors import NoRunError
-
-    if len(chosen) < 2:
-        raise NoRunError("a comparison needs two runs", fix="give two or more of the runs that `mcprl runs list` shows")
-    with _status("reading the runs"):
-        found = [_find(run) for run in chosen]
-    console = Console(highlight=False)
-    if as_json:
-        print_json(_comparison_json(found))
-    else:
-        console.print(Group(*run_comparison(found, console.width)), crop=False)
-
-
 def _find(run: str) -> PastRun:
     """Return the run at a path, or else the run with that name in the folder outputs."""
     from mcprl.runs.past_runs import is_run, read_run
@@ -341,7 +236,6 @@ def _status(what: str) -> Generator[Status]:
 
 
 def _run_json(run: PastRun) -> dict[str, Any]:
-    figures = run.figures()
     return {
         "name": run.name,
         "path": str(run.path),
@@ -352,7 +246,9 @@ def _run_json(run: PastRun) -> dict[str, Any]:
         "model": run.model or None,
         "steps_done": run.steps_done,
         "steps_wanted": run.steps_wanted,
-        **{name: figures[name] for name in ("reward_first", "reward_best", "reward_last")},
+        "reward_first": run.rewards[0] if run.rewards else None,
+        "reward_best": max(run.rewards, default=None),
+        "reward_last": run.rewards[-1] if run.rewards else None,
         "rewards": list(run.rewards),
         "success_rate": run.success_rate,
         "verdict": run.verdicts[0].severity.value if run.verdicts else None,
@@ -382,16 +278,4 @@ def _details_json(run: PastRun, checkpoints: Sequence[Checkpoint | Damaged]) -> 
         "changed_settings": run.changed_settings(),
         "files": dict(run.files),
         "next": next_command(run) or None,
-    }
-
-
-def _comparison_json(runs: Sequence[PastRun]) -> dict[str, Any]:
-    """Compare runs as JSON. Lists have an entry per run, in the order of the command line."""
-    figures = [run.figures() for run in runs]
-    return {
-        "runs": [str(run.path) for run in runs],
-        "settings": differing_settings(runs),
-        "figures": {name: [each[name] for each in figures] for name in figures[0]},
-        "rewards": [run.points("reward") for run in runs],
-        "cautions": cautions(runs),
     }

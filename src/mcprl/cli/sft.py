@@ -5,8 +5,6 @@ from __future__ import annotations
 from mcprl.cli.options import Overrides, Recipe
 from mcprl.cli.train import Debug, DryRun, run_in_new_folder
 
-__all__ = ["command"]
-
 
 def command(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False, debug: Debug = False) -> None:
     """Imitate solutions of tasks, demonstrations, episodes of earlier runs or chats: what sft.data lists.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mcprl.records import LostEpisode, Trajectory
     from mcprl.runs.folder import RunFolder
 
-_LINES = 10  # lines of progress, if there is no terminal for a progress bar
+_LINES = 10  # number of progress lines, if there is no terminal for a progress bar
 
 
 class StageConsole:
@@ -69,7 +69,7 @@ class StageConsole:
         if self._episodes is None:
             return
         if isinstance(outcome, LostEpisode):
-            print_timed(self._console, self._started, f"lost to infrastructure, played again: {outcome}")
+            print_timed(self._console, self._started, f"lost to infrastructure, will be rerun: {outcome}")
             return
         self._done += 1
         self._progress.update(self._bar, completed=self._done)
@@ -82,9 +82,9 @@ class StageConsole:
 
 @contextmanager
 def loading_libraries(folder: RunFolder | None = None) -> Generator[None]:
-    """Say so while a command imports its libraries: torch takes seconds, on a busy machine a minute.
+    """Show a message while a command imports its libraries: torch takes seconds, on a busy machine a minute.
 
-    A signal meanwhile stops the run in `folder`, which records that.
+    If a signal arrives in this time, the run in `folder` is recorded as stopped.
     """
     with StageConsole() as console, nullcontext() if folder is None else _stopped_by_signals(folder):
         console.stage("loading libraries")

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from mcprl.tasks.validation import Report
     from mcprl.tools import ServerSpec, Tool, Toolbox
 
-__all__ = ["app"]
-
-
 _LISTED = 20
 
 
@@ -62,7 +59,7 @@ def _print_figures(console: Console, report: Report) -> None:
 
 
 def _print_problems(console: Console, report: Report) -> None:
-    """Print the problems. The same problem of many tasks is printed once."""
+    """Print the problems. A problem that several tasks share is printed once."""
     alike: dict[tuple[str, str], list[str]] = {}
     for problem in report.problems:
         alike.setdefault((problem.kind, problem.text), []).append(f"{problem.task_id} ({problem.row})")
@@ -78,7 +75,7 @@ def _print_problems(console: Console, report: Report) -> None:
 
 
 def _print_drift(console: Console, report: Report) -> None:
-    """Print drifted calls. Calls that drifted in the same way are one entry with all their places."""
+    """Print drifted calls. Calls that drifted in the same way share one entry with all their places."""
     alike: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for call in report.drift:
         fix = "; ".join(map(str, call.aliases)) or "no alias fixes it"
@@ -114,7 +111,7 @@ def is_perfect(trial: Trial) -> bool:
 
 
 def print_gold(console: Console, trials: Sequence[Trial], tasks: int) -> None:
-    """Print the solutions without the full reward, and the number of those with it."""
+    """Print each solution that does not get the full reward, and how many solutions get it."""
     wrong = [trial for trial in trials if not is_perfect(trial)]
     if wrong:
         table = plain_table("solution of", "reward", "parts", "faults")
@@ -125,7 +122,7 @@ def print_gold(console: Console, trials: Sequence[Trial], tasks: int) -> None:
             )
         console.print(table, "")
     unplayed = tasks - len(trials)
-    missing = f"; {unplayed} tasks have no playable solution" if unplayed else ""
+    missing = f"; {unplayed} tasks have no solution that can be run" if unplayed else ""
     text = f"{len(trials) - len(wrong)} of {len(trials)} solutions score 1.0{missing}"
     console.print(_words(text, "bold red" if wrong else "green"))
 
@@ -150,16 +147,19 @@ def print_task(console: Console, task: Task) -> None:
         console.print(_words(f"{message['role']}: ", "bold") + _words(message["content"]), soft_wrap=True)
     states = [f"{_call(state.tool, state.arguments)} says {_all_of(state.texts)}" for state in goal.state]
     in_order = "in any order" if goal.in_any_order else "in this order"
+    if goal.call_sets:
+        in_order += f" but for sets of {', '.join(map(str, goal.call_sets))}"
     parts = {
         "tools": [", ".join(task.tools) if task.tools is not None else "all tools of the servers"],
         "answer": [_all_of([goal.answer])] if goal.answer is not None else [],
-        f"needs, {in_order}": [_call(call.tool, call.arguments) for call in goal.calls],
-        "calls that must work": [f"{goal.min_calls}"] if goal.min_calls else [],
+        f"required calls, {in_order}": [_call(call.tool, call.arguments) for call in goal.calls],
+        "minimum number of successful calls": [f"{goal.min_calls}"] if goal.min_calls else [],
         "afterwards": states,
         "written": [_call(write.tool, {**write.arguments, **write.texts}) for write in goal.writes],
         "rubric": [goal.rubric] if goal.rubric else [],
+        "check": [goal.check.function] if goal.check else [],
         "solution": [_call(call.name, call.arguments) for call in task.solution.calls] if task.solution else [],
-        "its answer": [task.solution.answer] if task.solution else [],
+        "solution's answer": [task.solution.answer] if task.solution else [],
     }
     for name, lines in parts.items():
         if lines:
@@ -198,7 +198,7 @@ _WORLD = re.compile(r"market-(\d+)")
 # Used if no task names a world. The tools are the same in every world.
 _ANY_WORLD = 7
 
-app = Commands("Check, make and read task files.")
+app = Commands("Check, create and inspect task files.")
 
 _TaskFile = Annotated[Path, typer.Argument(metavar="FILE", help="Task file: JSONL, or rows in SkyRL's format.")]
 
@@ -209,7 +209,7 @@ def validate_tasks(
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            "--against", metavar="FILE", help="File that must not share a task with this one. May be repeated."
+            "--against", metavar="FILE", help="File that must have no tasks in common with this one. May be repeated."
         ),
     ] = None,
     servers: Annotated[
@@ -218,10 +218,10 @@ def validate_tasks(
     ] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option("--recipe", help="Recipe: check against its servers, with its limits and rewards."),
+        typer.Option("--recipe", help="Recipe whose servers, limits and rewards are used for the check."),
     ] = None,
     gold: Annotated[
-        bool, typer.Option("--gold", help="Play each task's solution on the servers and print its reward.")
+        bool, typer.Option("--gold", help="Run each task's solution on the servers and print its reward.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -277,7 +277,7 @@ def import_tasks(
         str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
     ] = None,
 ) -> None:
-    """Make a project from recorded conversations: tasks with proven checks, a cassette, demonstrations and a recipe."""
+    """Create a project from recorded conversations: tasks with proven checks, a cassette, demonstrations, a recipe."""
     from mcprl.scaffold import DEFAULT_MODEL
     from mcprl.scaffold.recorded import import_project
 
@@ -286,14 +286,15 @@ def import_tasks(
         project = import_project(files, out, DEFAULT_MODEL if model is None else model)
     figures = project.to_json()
     checks = ", ".join(f"{kind} {number}" for kind, number in figures["checks"].items())
-    worlds = plain_table("tool", "its calls go to")
+    worlds = plain_table("tool", "answered by")
     for name, world in project.worlds.items():
         worlds.add_row(_words(name), world)
     console.print(worlds, "")
     for line in (
         f"{figures['rows']} rows: {figures['usable']} usable, {figures['proven']} with proven checks ({checks})",
-        f"{figures['train']} tasks to train on, {figures['validation']} to validate on, "
-        f"{figures['demonstrations']} demonstrations; {out / 'report.md'} says why for each row",
+        f"{figures['train']} training tasks, {figures['validation']} validation tasks, "
+        f"{figures['demonstrations']} demonstrations; {out / 'report.md'} explains each row",
+        *([f"{len(project.unreadable)} parts cannot be read; report.md lists them"] if project.unreadable else ()),
         f"next: mcprl doctor {out / 'recipe.yaml'} --fast",
     ):
         console.print(_words(line), soft_wrap=True)
@@ -312,7 +313,7 @@ def _load(recipe: Path | None, servers: Path | None) -> RunConfig | None:
     from mcprl.recipe import load_recipe
 
     if recipe is not None and servers is not None:
-        raise BadValueError("--recipe and --servers both specify servers", fix="give one of the two")
+        raise BadValueError("--recipe and --servers both specify servers", fix="use only one of them")
     return None if recipe is None else load_recipe(recipe)
 
 
@@ -332,20 +333,23 @@ async def _ask_servers(
     own = servers is not None or config is not None
     for world, members in _by_world(tasks, own=own).items():
         opens = partial(Toolbox, _specs(servers, world)) if config is None else partial(open_toolbox, config.servers)
-        async with shown_opening(opens, "playing the solutions" if gold else "listing the tools") as toolbox:
+        async with shown_opening(opens, "running the solutions" if gold else "listing the tools") as toolbox:
             tools = tuple(toolbox.catalog)
             if not gold:
                 break
-            trials += await _play(members, toolbox, rewards, episodes)
+            env_file = None if config is None else config.servers.env_file
+            trials += await _play(members, toolbox, rewards, episodes, env_file)
     return tools, tuple(trials)
 
 
 async def _play(
-    tasks: Sequence[Task], toolbox: Toolbox, rewards: RewardsConfig, episodes: EpisodesConfig
+    tasks: Sequence[Task], toolbox: Toolbox, rewards: RewardsConfig, episodes: EpisodesConfig, env_file: Path | None
 ) -> tuple[Trial, ...]:
-    """Play the solutions of tasks that have one and whose tools all exist."""
+    """Run the solutions of those tasks that have one and whose tools all exist."""
+    from mcprl.cli.options import temporary_logs
     from mcprl.episodes.demonstrations import play_gold
     from mcprl.episodes.environment import require_worlds
+    from mcprl.episodes.reward_functions import code_of, open_functions
 
     playable = [
         task
@@ -354,11 +358,16 @@ async def _play(
         and all(name in toolbox.catalog for name in (*(task.tools or ()), *(state.tool for state in task.goal.state)))
     ]
     require_worlds(playable, toolbox)
-    return await play_gold(playable, toolbox, rewards, episodes=episodes)
+    # Reward functions grade how a task was solved; only its own check decides whether a solution is right.
+    rewards = rewards.model_copy(update={"functions": {}})
+    code = code_of(rewards, playable)
+    with temporary_logs() as logs:
+        async with open_functions(rewards, toolbox.catalog, env_file=env_file, logs=logs, code=code) as functions:
+            return await play_gold(playable, toolbox, rewards, episodes=episodes, functions=functions)
 
 
 def _by_world(tasks: Sequence[Task], *, own: bool) -> dict[int, list[Task]]:
-    """The tasks by the seed of their world. A user's own servers have one world and report it themselves."""
+    """Group tasks by the seed of their world. A user's own servers have one world and report it themselves."""
     from mcprl.errors import BadValueError
 
     if own:
@@ -368,8 +377,8 @@ def _by_world(tasks: Sequence[Task], *, own: bool) -> dict[int, list[Task]]:
         named = _WORLD.fullmatch(task.world) if task.world is not None else None
         if task.world is not None and named is None:
             raise BadValueError(
-                f"task {task.id!r} is about the world {task.world!r}, which none of mcprl's servers has",
-                fix="write market-SEED, or give the servers of that world with --servers",
+                f"task {task.id!r} needs the world {task.world!r}, which no server of mcprl provides",
+                fix="name the world market-SEED, or pass its servers with --servers",
             )
         worlds.setdefault(int(named[1]) if named else _ANY_WORLD, []).append(task)
     return worlds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -35,22 +34,15 @@ _DIFF_STYLES = {"+++": "bold", "---": "bold", "+": "green", "-": "red", "@": "cy
 
 
 def print_tools(console: Console, tools: Iterable[Tool], aliases: Mapping[str, str] | None = None) -> None:
-    """Print tools with their arguments: one line each if that fits the terminal, else one paragraph each.
+    """Print each server's tools, with their arguments and effects, and a description below.
 
-    `aliases` maps other names of tools to their names: {"who_is": "find_person"}.
+    `aliases` maps alternative names to names of tools: {"who_is": "find_person"}.
     """
     rows = [_tool_cells(tool, aliases or {}) for tool in tools]
-    table = plain_table("server", "tool", "arguments", "effects", "description")
-    for row in rows:
-        table.add_row(*row)
-    if _natural_width(table) <= console.width:
-        console.print(table)
-        return
     for server, group in groupby(rows, key=lambda row: row[0].plain):
         console.print(Text(server, style="bold"))
         for _, name, arguments, effects, description in group:
-            head = Text.assemble("  ", name, "(", arguments, ")", *(("  ", effects) if effects else ()))
-            console.print(head)
+            console.print(Text.assemble("  ", name, "(", arguments, ")", *(("  ", effects) if effects else ())))
             if description:
                 description.style = "dim"
                 console.print(Padding(description, (0, 0, 0, 4), expand=False))
@@ -70,18 +62,18 @@ def _tool_cells(tool: Tool, aliases: Mapping[str, str]) -> tuple[Text, Text, Tex
         words(tool.name),
         words(", ".join(arguments)),
         Text(effects, style="green"),
-        words(f"{summary}{also}"),
+        words(f"{summary}{also}".strip()),
     )
 
 
 _Numbers = Mapping[str, float | None]
 _COLORS = {"failed": "bold red", "breaker opened": "bold red", "restarts": "yellow"}
 _PARTICULARS = {
-    "retries": "calls repeated",
+    "retries": "retries of failed calls",
     "cached": "results from the cache",
     "replayed": "results from a cassette",
-    "missing": "calls of replayed tools that are not recorded",
-    "shared": "results shared with an identical call in flight",
+    "missing": "calls of replayed tools that have no recording",
+    "shared": "results shared with an identical concurrent call",
     "truncated": "results truncated",
 }
 
@@ -150,10 +142,6 @@ def _number_table(first: str, rows: Sequence[tuple[Text, _Numbers]]) -> Table:
     return table
 
 
-def _natural_width(table: Table) -> int:
-    return Console(width=10_000).measure(table).maximum
-
-
 def _meaning(code: str) -> str:
     """Return the meaning of an error code: the first sentence of its class's docstring."""
     from mcprl import errors
@@ -188,7 +176,7 @@ def observation_details(seen: Observation) -> Text:
     return words(" · ".join(details), "dim")
 
 
-app = Commands("List tools, call them, pin them.")
+app = Commands("List, call and pin tools.")
 
 
 @app.command("list")
@@ -211,20 +199,18 @@ def call_tool(
     tool: Annotated[str, typer.Argument(help="Tool to call.", show_default=False)],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Arguments of the tool.", show_default=False),
+        typer.Argument(metavar="KEY=VALUE", help="Arguments of the tool; a value may be JSON.", show_default=False),
     ] = None,
-    json_arguments: Annotated[str, typer.Option("--json", help="Arguments as one JSON object.")] = "",
     overrides: Overrides = None,
 ) -> None:
     """Call a tool as the model would and print the result. Exits with status 1 if the call is refused."""
     import asyncio
 
     servers = _load(recipe, overrides)
-    exact = _parse_object(json_arguments) if json_arguments else {}
-    seen, aliases = asyncio.run(_call(servers, tool, exact, _parse_arguments(arguments or [])))
+    seen, aliases = asyncio.run(_call(servers, tool, _parse_arguments(arguments or [])))
     _print_observation(seen)
     for alias in aliases:
-        line = f"To accept this name, add to the recipe: servers: {{settings: {{{alias.server}: {{{alias}}}}}}}"
+        line = f"To accept this name, add this to the recipe: servers: {{settings: {{{alias.server}: {{{alias}}}}}}}"
         Console(stderr=True, highlight=False).print(words(line), soft_wrap=True)
     if seen.fault is not None:
         raise typer.Exit(1)
@@ -303,34 +289,19 @@ def _aliases(servers: ServersConfig) -> dict[str, str]:
     return {alias: tool for settings in servers.settings.values() for alias, tool in settings.tool_aliases.items()}
 
 
-def _parse_object(text: str) -> dict[str, Any]:
-    from mcprl.errors import BadValueError
-
-    fix = """write an object, such as '{"name": "Ana"}'"""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise BadValueError(f"--json is not JSON: {error}", fix=fix) from error
-    if not isinstance(value, dict):
-        raise BadValueError(f"--json is not an object: {text}", fix=fix)
-    return cast("dict[str, Any]", value)
-
-
 def _parse_arguments(pairs: list[str]) -> dict[str, str]:
     from mcprl.errors import BadValueError
 
     texts: dict[str, str] = {}
     for key, text in parse_pairs(pairs):
         if key in texts:
-            raise BadValueError(f"the argument {key!r} is given twice", fix="give it once")
+            raise BadValueError(f"the argument {key!r} is given twice", fix="remove one of the two")
         texts[key] = text
     return texts
 
 
-async def _call(
-    servers: ServersConfig, name: str, exact: dict[str, Any], texts: dict[str, str]
-) -> tuple[Observation, tuple[Alias, ...]]:
-    """The observation and, if the call was refused for its names, the aliases that would accept it."""
+async def _call(servers: ServersConfig, name: str, texts: dict[str, str]) -> tuple[Observation, tuple[Alias, ...]]:
+    """Make a call. Return the observation and, if names in the call were refused, aliases that would accept them."""
     from mcprl.config import ServerSettings
     from mcprl.records import ToolCall
     from mcprl.tasks.validation import check_call
@@ -339,12 +310,12 @@ async def _call(
     async with _open(servers, then=f"calling {name}") as toolbox:
         catalog = toolbox.catalog
         meant = resolve_tool(name, catalog.names, _aliases(servers))
-        arguments: dict[str, Any] = exact | texts
+        arguments: dict[str, Any] = dict(texts)
         if meant in catalog:
             tool = catalog[meant]
             aliases = servers.settings.get(tool.server, ServerSettings()).argument_aliases
             named = resolve_arguments(texts, tool.parameters.get("properties", {}), aliases)
-            arguments = exact | {key: typed_value(tool.parameters, key, text) for key, text in named.items()}
+            arguments = {key: typed_value(tool.parameters, key, text) for key, text in named.items()}
         # Lease only this tool, so that per-episode servers start only if it needs one.
         async with toolbox.lease([meant] if meant in catalog else None) as lease:
             seen = await lease.call(ToolCall(name=name, arguments=arguments))
@@ -362,7 +333,7 @@ def _pin_file(servers: ServersConfig, into: Path | None) -> Path:
     from mcprl.errors import BadValueError
 
     if servers.file is None:
-        raise BadValueError("servers.file is not set, so no server can be listed", fix="set servers.file")
+        raise BadValueError("servers.file is not set, so there are no servers", fix="set servers.file in the recipe")
     return into or servers.pins or servers.file.with_name(f"{servers.file.stem}.pins.json")
 
 
@@ -388,9 +359,9 @@ def _print_changes(console: Console, path: Path, found: ToolsOfServers, *, must_
         if name not in found:
             verdict = "no longer in the recipe"
         elif name not in pinned:
-            verdict = f"{count}, not pinned before: {', '.join(tool.name for tool in definitions)}"
+            verdict = f"{count}, not yet pinned: {', '.join(tool.name for tool in definitions)}"
         else:
-            verdict = f"{count}, as pinned" if diff is None else diff.summary()
+            verdict = f"{count}, unchanged" if diff is None else diff.summary()
         changed = diff is not None or (name in found) != (name in pinned)
         same = same and not changed
         console.print(

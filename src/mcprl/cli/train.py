@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mcprl.config import RunConfig
 
 DEBUG_HELP = "Log everything to logs/debug.log and, shortened, to stderr; print tracebacks."
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration, then exit.")]
 Debug = Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)]
 
 
@@ -55,7 +55,7 @@ def run_in_new_folder(config: RunConfig, *, dry_run: bool, debug: bool) -> None:
 
 
 def _why_numbered(folder: Path, name: str) -> str:
-    """Why the folder is not named after the run alone."""
+    """Return why the folder's name is not just the name of the run."""
     from mcprl.runs.folder import lock_holder
 
     first = folder.with_name(name)

@@ -1,7 +1,8 @@
-"""Recorded chats in OpenAI's format: read into turns, and rendered as the tokens that an episode would have.
+"""Recorded chats in OpenAI's format, which are divided into turns and rendered as the tokens of an episode.
 
-A recorded chat of a task becomes a demonstration: its turns are played again (`mcprl.episodes.demonstrations`), and
-the task's checks decide. A chat of no task is rendered as it is, with the recorded results, and nothing checks it.
+If a recorded chat belongs to a task, it becomes a demonstration: its calls are made again
+(`mcprl.episodes.demonstrations`), and the task's checks decide whether it is used. Any other chat is rendered
+unchecked, with its recorded results.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from mcprl.chat import Chat
     from mcprl.chat.writing import TurnWriter
 
-__all__ = ["Exchange", "RecordedChat", "read_chat", "render_chat"]
-
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
 
 
@@ -42,7 +41,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedChat:
-    """The messages before the assistant's first turn, and the turns. What follows the last turn is left out."""
+    """The messages before the assistant's first turn, and the turns. Messages after the last turn are left out."""
 
     prompt: tuple[Message, ...]
     exchanges: tuple[Exchange, ...]
@@ -51,21 +50,21 @@ class RecordedChat:
 def read_chat(messages: Sequence[Mapping[str, Any]], *, joins_calls: bool, with_text: bool) -> RecordedChat:
     """Read the messages of a chat. Raises BadValueError if they are not a chat that a policy could have had.
 
-    Thoughts are left out, and without `with_text` also texts beside calls. Without `joins_calls`, the calls of a turn
-    become turns of their own, each followed by its result.
+    Thoughts are left out, and without `with_text` also the text in turns with calls. Without `joins_calls`, each call
+    of a turn becomes a separate turn, followed by its result.
     """
     starts = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     if not starts:
-        raise _unusable("it has no message of the assistant")
+        raise _unusable("it has no assistant message")
     exchanges: list[Exchange] = []
     for start, end in zip(starts, [*starts[1:], len(messages)], strict=True):
         calls = _calls(messages[start])
         then = _following(messages[start + 1 : end], messages[start])
         if not then and end != len(messages):
-            raise _unusable("two messages of the assistant follow each other")
+            raise _unusable("two assistant messages follow each other")
         text = prose_of(messages[start])
         if not text and not calls:
-            raise _unusable("a message of the assistant is empty")
+            raise _unusable("an assistant message is empty")
         exchanges += _split(Exchange(text=text if with_text or not calls else "", calls=calls, then=then), joins_calls)
     return RecordedChat(prompt=_following(messages[: starts[0]], {}), exchanges=tuple(exchanges))
 
@@ -147,7 +146,7 @@ def _calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 
 
 def _following(messages: Sequence[Mapping[str, Any]], turn: Mapping[str, Any]) -> tuple[Message, ...]:
-    """Convert messages that are not the assistant's. Results get the name of their tool from the calls of `turn`."""
+    """Convert the messages after an assistant's turn. Results get the name of their tool from its calls."""
     calls = calls_in(turn)
     by_id, in_order = {call.id: call.name for call in calls}, [call.name for call in calls]
     found: list[Message] = []
@@ -157,12 +156,12 @@ def _following(messages: Sequence[Mapping[str, Any]], turn: Mapping[str, Any]) -
                 place = sum(known["role"] == "tool" for known in found)
                 tool = answer.name or by_id.get(answer.id) or (in_order[place] if place < len(in_order) else None)
                 if answer.problem is not None or tool is None:
-                    raise _unusable(answer.problem or "a tool's result follows no call")
+                    raise _unusable(answer.problem or "a tool result does not follow a call")
                 found.append({"role": "tool", "name": tool, "content": answer.text})
         elif (role := _ROLES.get(str(message.get("role")))) is not None:
             found.append({"role": role, "content": text_of(message)})
         else:
-            raise _unusable(f"the role {message.get('role')!r} is not known")
+            raise _unusable(f"the role {message.get('role')!r} is unknown")
     return tuple(found)
 
 
@@ -183,4 +182,4 @@ def _split(exchange: Exchange, joins_calls: bool) -> list[Exchange]:
 
 
 def _unusable(why: str) -> BadValueError:
-    return BadValueError(why, fix="correct the chat, or leave it out")
+    return BadValueError(why, fix="correct the chat, or remove it")

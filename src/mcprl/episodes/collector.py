@@ -2,7 +2,8 @@
 
 A group is returned only when it has all its members. An attempt that fails because of the infrastructure leaves only a
 `LostEpisode`: no reward of 0, no smaller group. If an episode is lost MAX_ATTEMPTS times, the run stops.
-An episode counts as finished once it is in the journal. Episodes in the journal are not run again.
+An episode counts as finished once it is in the journal. Episodes in the journal are not run again. If there are reward
+functions per group, the episodes of a complete group go into the journal once more, with their final rewards.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from statistics import fmean
 from typing import Any, Final, Protocol, TypeVar
 
 from mcprl.concurrency import run_all
-from mcprl.config import EpisodesConfig
+from mcprl.config import EpisodesConfig, RewardsConfig
 from mcprl.episodes.rewards import succeeded
 from mcprl.errors import GroupIncompleteError, InfrastructureError
 from mcprl.records import Group, LostEpisode, Source, StopReason, Task, ToolCall, Trajectory
@@ -41,14 +42,14 @@ async def run_until_kept(episode: str, attempt: Callable[[int], Awaitable[Outcom
         number += 1
         if number == MAX_ATTEMPTS:
             raise GroupIncompleteError(
-                f"{episode} was lost {number} times, last to {ended.code} {ended.reason}",
-                fix="fix that cause, then resume the run",
+                f"{episode} was lost {number} times, most recently to {ended.code} {ended.reason}",
+                fix="remove the cause, then resume the run",
             )
     return ended
 
 
 def lost_to(error: InfrastructureError, task: Task, member: int, attempt: int) -> LostEpisode:
-    """Make the record of an attempt that ended with `error`. The reason includes the policy's last calls."""
+    """Return the record of an attempt that ended with `error`. The reason includes the policy's last calls."""
     last = ", ".join(_excerpt(name, given) for name, given in error.turns[-1]) if error.turns else ""
     return LostEpisode(
         task_id=task.id,
@@ -70,7 +71,8 @@ def _excerpt(tool: str, arguments: Mapping[str, Any]) -> str:
 
 
 def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]:
-    """Average over the episodes of a step. Attempts lost to the infrastructure are counted, never averaged.
+    """Return metrics averaged over the episodes of a step. Attempts lost to the infrastructure are counted, never
+    averaged.
 
     A reward part is averaged over the episodes whose goal checks it. Injected failures are included in `calls`, but not
     in the rate of valid calls or the latency.
@@ -118,7 +120,7 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
 
 
 def _own_s(trajectory: Trajectory) -> float:
-    """The time of an episode without its tool calls. The calls of a turn are made side by side."""
+    """Return the time of an episode without its tool calls. The calls of a turn run in parallel."""
     waits = (max((seen.latency_s for seen in turn.observations), default=0.0) for turn in trajectory.turns)
     return trajectory.duration_s - sum(waits)
 
@@ -135,8 +137,8 @@ class RunsEpisodes(Protocol):
 class Journal(Protocol):
     """Stores finished episodes."""
 
-    async def add(self, trajectory: Trajectory) -> None:
-        """Store an episode. It is durable when this returns."""
+    async def add(self, trajectory: Trajectory, *, instead: bool = False) -> None:
+        """Store an episode, or with `instead` another version of it. It is durable when this returns."""
         ...
 
     def finished(self, step: int) -> Mapping[tuple[str, int], Trajectory]:
@@ -144,13 +146,33 @@ class Journal(Protocol):
         ...
 
 
+class GradesGroups(Protocol):
+    """The reward functions of a recipe, for complete groups. Without `of_groups`, there is nothing to grade."""
+
+    @property
+    def of_groups(self) -> Sequence[str]: ...
+
+    async def grade_group(
+        self, task: Task, trajectories: Sequence[Trajectory], rewards: RewardsConfig
+    ) -> tuple[Trajectory, ...]: ...
+
+
 class Collector:
     """Collects the groups of a step. Without a journal, episodes are not stored."""
 
-    def __init__(self, runner: RunsEpisodes, config: EpisodesConfig, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        runner: RunsEpisodes,
+        config: EpisodesConfig,
+        journal: Journal | None = None,
+        rewards: RewardsConfig | None = None,
+        functions: GradesGroups | None = None,
+    ) -> None:
         self._runner = runner
         self._config = config
         self._journal = journal
+        self._rewards = rewards or RewardsConfig()
+        self._functions = functions
         self._places = asyncio.Semaphore(config.max_concurrent)
         self._alive = 0
         self._none_alive = asyncio.Event()
@@ -176,7 +198,7 @@ class Collector:
         await self._none_alive.wait()
 
     async def _collect_group(self, task: Task, step: int, kept: Sequence[Trajectory], on_finished: OnFinished) -> Group:
-        """All members of one task: those from the journal, and the others played now."""
+        """Collect all members of one task: those in the journal, and the others by running them now."""
         done, lost = {trajectory.member: trajectory for trajectory in kept}, list[LostEpisode]()
         for trajectory in kept:
             on_finished(trajectory)
@@ -189,7 +211,19 @@ class Collector:
         missing = [member for member in range(self._config.group_size) if member not in done]
         played = await run_all(self._collect_member(task, step, member, note) for member in missing)
         done |= {trajectory.member: trajectory for trajectory in played}
-        return Group(task=task, trajectories=tuple(done[member] for member in sorted(done)), lost=tuple(lost))
+        trajectories = await self._graded(task, tuple(done[member] for member in sorted(done)))
+        return Group(task=task, trajectories=trajectories, lost=tuple(lost))
+
+    async def _graded(self, task: Task, trajectories: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+        """Add the parts of functions per group, unless the journal has them."""
+        functions = self._functions
+        if functions is None or all(t.reward_parts.keys() >= {*functions.of_groups} for t in trajectories):
+            return trajectories
+        graded = await functions.grade_group(task, trajectories, self._rewards)
+        if self._journal is not None:
+            journal = self._journal
+            await run_all(journal.add(trajectory, instead=True) for trajectory in graded)
+        return graded
 
     async def _collect_member(self, task: Task, step: int, member: int, on_ended: OnFinished) -> Trajectory:
         async def attempt(number: int) -> Trajectory | LostEpisode:

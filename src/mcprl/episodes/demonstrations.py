@@ -1,8 +1,8 @@
 """Demonstrations: solutions of tasks, or recorded conversations, run as episodes for the policy to imitate.
 
 A demonstration is a trajectory like any other, produced by the same loop with the same prompt, tools, grammar and
-limits. But its turns are not sampled: each turn is the next one of the script, encoded as tokens of the policy. No
-errors are injected. Its logprobs have no meaning. One that does not solve its task is refused.
+limits. But its turns are not sampled: each turn comes from a script and is encoded as tokens of the policy. No
+errors are injected. Its logprobs have no meaning. A demonstration that does not solve its task is refused.
 
 `play` and `play_gold` run solutions without a model: only the environment is used, and there are no tokens.
 """
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from mcprl.chat.writing import TurnWriter
     from mcprl.grammar.masks import TurnGrammars
 
-__all__ = ["Demonstrator", "Script", "Trial", "play", "play_gold", "require_solutions", "script_of"]
-
 _EPISODES: Final = EpisodesConfig()
 
 Script = Sequence[tuple[str, Sequence[ToolCall]]]
@@ -60,16 +58,22 @@ class Trial:
 
 
 async def play_gold(
-    tasks: Sequence[Task], toolbox: Leases, rewards: RewardsConfig, *, episodes: EpisodesConfig = _EPISODES
+    tasks: Sequence[Task],
+    toolbox: Leases,
+    rewards: RewardsConfig,
+    *,
+    episodes: EpisodesConfig = _EPISODES,
+    functions: Functions | None = None,
 ) -> tuple[Trial, ...]:
     """Run the solutions of tasks concurrently. Outcomes are in the order of `tasks`. Each task must have a solution."""
     places = asyncio.Semaphore(episodes.max_concurrent)
 
     async def play_one(task: Task) -> Trial:
         if task.solution is None:
-            raise ValueError(f"task {task.id} has no solution to play")
+            raise ValueError(f"task {task.id} has no solution to run")
         async with places:
-            return await play(task, toolbox, task.solution.calls, task.solution.answer, rewards, episodes=episodes)
+            calls, answer = task.solution.calls, task.solution.answer
+            return await play(task, toolbox, calls, answer, rewards, episodes=episodes, functions=functions)
 
     return await run_all(play_one(task) for task in tasks)
 
@@ -83,11 +87,18 @@ async def play(
     *,
     judge: Grader | None = None,
     episodes: EpisodesConfig = _EPISODES,
+    functions: Functions | None = None,
 ) -> Trial:
-    """Make these calls, one per turn, then answer, up to the turn limit. Without a judge, rubrics are ignored."""
-    async with lease_for(task, toolbox, lives_s=episodes.deadline_s) as access:
+    """Run an episode of these calls, one per turn, and this answer.
+
+    Without a judge, rubrics are ignored; without `functions`, reward functions.
+    """
+    probed = None if functions is None else rewards
+    async with lease_for(task, toolbox, lives_s=episodes.deadline_s, rewards=probed) as access:
         limit = episodes.turn_limit(task)
-        environment = Environment(task, access, preamble=(), max_turns=limit, rewards=rewards, judge=judge)
+        environment = Environment(
+            task, access, preamble=(), max_turns=limit, rewards=rewards, judge=judge, functions=functions
+        )
         actions = [_action(_written(call), prose="", calls=(call,)) for call in calls]
         for action in (*actions, _action(answer, prose=answer)):
             result = await environment.step(action)
@@ -179,7 +190,7 @@ class Demonstrator:
         )
 
     async def demonstrate(self, task: Task, script: Script, what: str, step: int = 0) -> Trajectory:
-        """Return the episode of a script, which errors call `what`.
+        """Return the trajectory of a script. Error messages refer to the script as `what`.
 
         Raises a ConfigurationError if it does not solve the task or cannot be encoded.
         """
@@ -202,8 +213,8 @@ class Demonstrator:
             return await runner.run(task, step=step, member=0, attempt=attempt)
         except (GrammarError, InadmissibleTokenError) as error:
             raise type(error)(
-                f"{what} cannot be played under the grammar of its tools: {error.what}",
-                fix="correct its arguments to fit the tool's schema, or set sampling.constrain to off",
+                f"{what} violates the grammar of its tools: {error.what}",
+                fix="correct its arguments to match the tool's schema, or set sampling.constrain to off",
             ) from error
         except BadValueError as error:
             raise BadValueError(f"{what}: {error.what}", fix=error.fix) from error
@@ -227,7 +238,7 @@ class _Speaker:
             yield access
 
     def next_turn(self, request: SampleRequest) -> tuple[int, ...]:
-        # The last turn again, if the task sends more messages than the script answers.
+        # Repeat the last turn if the task sends more messages than the script answers.
         text, calls = self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
         return self._writer.write(request.prompt_ids, text, calls, self._tools)
 
@@ -237,7 +248,7 @@ def _require_success(task: Task, trajectory: Trajectory, what: str, max_turns: i
     cut = [place for place, turn in enumerate(trajectory.turns) if turn.finish is FinishReason.LENGTH]
     if cut:
         raise BadValueError(
-            f"turn {cut[0]} of {what} exceeds the token limit of a turn",
+            f"turn {cut[0]} of {what} exceeds sampling.max_tokens or model.context_tokens",
             fix="raise sampling.max_tokens or model.context_tokens, or shorten the solution",
         )
     if trajectory.stop is StopReason.CONTEXT_LIMIT:
@@ -251,14 +262,14 @@ def _require_success(task: Task, trajectory: Trajectory, what: str, max_turns: i
         refused = [seen for turn in trajectory.turns for seen in turn.observations if not seen.worked]
         parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.reward_parts.items())
         raise TaskFileError(
-            f"{what} does not solve it ({parts})"
+            f"{what} does not solve the task ({parts})"
             + (f"; {refused[0].tool} answered: {refused[0].text[:200]}" if refused else ""),
-            fix="correct the solution or the goal: `mcprl tasks validate --gold` plays solutions without a model",
+            fix="correct the solution or the goal: `mcprl tasks validate --gold` runs solutions without a model",
         )
 
 
 def _too_many_turns(what: str, limit: int) -> BadValueError:
     return BadValueError(
-        f"{what} takes more than the {limit} turns that its limit allows",
+        f"{what} takes more turns than its limit of {limit}",
         fix="raise episodes.max_turns or the task's max_turns, or shorten the solution",
     )

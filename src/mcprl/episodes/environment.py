@@ -3,7 +3,7 @@
 `step(action)` returns the observations, the reward of the turn, the reward parts so far, and the stop reason if the
 episode is over. The calls of one turn run in parallel, unless the task sets `calls_in_order`. A turn without a call is
 the answer: it ends the episode, unless the user has a follow-up. A fault of the policy is an observation; a fault of
-the infrastructure is raised and never scored. When the episode stops, the environment checks the state of the world
+the infrastructure is raised and never scored. When the episode stops, the environment checks the state of the servers
 with tool calls, and a judge grades the answer, if the goal asks for that.
 """
 
@@ -12,34 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import fsum
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from mcprl.concurrency import run_all
 from mcprl.config import RewardsConfig
 from mcprl.episodes.rewards import PENALTIES, meets, score, weigh
-from mcprl.errors import Fault, OtherWorldError
+from mcprl.errors import BadValueError, Fault, OtherWorldError
+from mcprl.functions import EpisodeView
 from mcprl.goals import ExpectedState
 from mcprl.records import FinishReason, Message, Observation, Source, StopReason, Task, ToolCall, Turn
 from mcprl.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from mcprl.episodes.reward_functions import EpisodeView
     from mcprl.grammar.masks import TurnGrammars
     from mcprl.tools import Catalog, Toolbox
-
-__all__ = [
-    "Action",
-    "Environment",
-    "ErrorInjection",
-    "Grader",
-    "StepResult",
-    "ToolAccess",
-    "ToolFace",
-    "require_grammar",
-    "require_tools",
-    "require_worlds",
-    "tool_specs",
-]
 
 _SEEDS: Final = 2**63
 _FAILURES: Final = (
@@ -75,7 +62,7 @@ class ErrorInjection:
 
 
 class ToolFace(Protocol):
-    """A tool as the policy sees it."""
+    """A tool as the policy sees it: its name, description and schema."""
 
     @property
     def name(self) -> str: ...
@@ -105,8 +92,12 @@ class ToolAccess(Protocol):
         ...
 
     async def probe(self, call: ToolCall) -> Observation:
-        """Make a call of the environment. It may use tools that the policy is not offered."""
+        """Make a call of the environment itself. It may use tools that are hidden from the policy."""
         ...
+
+
+Graded = Mapping[str, float | Sequence[float]]
+"""What the judge and the reward functions say about an episode; a sequence has one value per turn."""
 
 
 class Grader(Protocol):
@@ -116,12 +107,16 @@ class Grader(Protocol):
 
 
 class Functions(Protocol):
-    """The reward functions of a recipe: each gives a part of the reward."""
+    """The reward functions of a recipe. Each gives one part of the reward."""
 
     @property
     def names(self) -> Sequence[str]: ...
+    @property
+    def of_groups(self) -> Sequence[str]: ...
+    @property
+    def digest(self) -> str: ...
 
-    async def grade(self, episode: EpisodeView) -> Mapping[str, float]: ...
+    async def grade(self, episode: EpisodeView) -> Graded: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +146,8 @@ class StepResult:
 
 
 class Environment:
-    """The environment of one episode. Use it once. A rubric is scored only with a judge, reward functions only with
-    `functions`.
+    """The environment of one episode. Use it once. A rubric is scored only with a judge; reward functions and the
+    task's check only with `functions`.
 
     `max_turns` is the limit per user message.
     """
@@ -176,32 +171,39 @@ class Environment:
         self._rewards = rewards
         self._judge = judge if task.goal.rubric is not None else None
         self._functions = functions
+        if task.goal.check is not None and functions is None:
+            raise BadValueError(
+                f"task {task.id} is checked by {task.goal.check.function}, which cannot be run here",
+                fix="open reward functions with this task (mcprl.episodes.reward_functions.open_functions)",
+            )
         self._injection = injection
         self._follow_ups = list(task.follow_ups)
         self._answered_turns = 0  # number of turns before the user's latest message
         self._parts: Mapping[str, float] = self._score((), None, None)
+        self._parts_after: list[Mapping[str, float]] = []  # each turn
         self.turns: list[Turn] = []
+        self.answer: str | None = None
         weigh(self._parts, rewards)  # raise now, not after the first turn, if the goal has no weighted part
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation before the policy's first turn."""
+        """Return the conversation before the policy's first turn."""
         return self._preamble + self._task.prompt
 
     @property
     def tool_specs(self) -> list[dict[str, Any]]:
-        """The tools offered now, in the format of prompts."""
+        """Return the tools offered now, in the format used in prompts."""
         later = self._later_tools()
         return tool_specs(tool for tool in self._access.tools if tool.name not in later)
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """The reward parts so far, unweighted."""
+        """Return the reward parts so far, unweighted."""
         return self._parts
 
     @property
     def reward(self) -> float:
-        """The reward so far: the sum of the turn rewards."""
+        """Return the reward so far: the sum of the turn rewards."""
         return weigh(self._parts, self._rewards) if self.turns else 0.0
 
     async def step(self, action: Action) -> StepResult:
@@ -223,8 +225,9 @@ class Environment:
         """End the episode between two turns, for example at its deadline. The last turn gets the penalty."""
         state = await self._share_of_state()
         graded = await self._grade(self.turns, None, stop, state)
-        # No await from here on: if a line above is cancelled, the turns are unchanged.
+        # There must be no await from here on: if a line above is cancelled, the turns are unchanged.
         last = self.turns.pop()
+        self._parts_after.pop()
         self._parts = self._score(self.turns, None, None)
         self._append(last, stop, None, state=state, graded=graded)
 
@@ -254,23 +257,32 @@ class Environment:
         return StopReason.TURN_LIMIT if len(self.turns) + 1 - self._answered_turns >= self._max_turns else None
 
     def _later_tools(self) -> set[str]:
-        """Return the tools that only a later follow-up offers. Until then they do not exist for the policy."""
+        """Return the tools that only a later follow-up offers. Until then the policy cannot use them."""
         return {name for follow_up in self._follow_ups for name in follow_up.tools}
 
     def _append(
-        self,
-        turn: Turn,
-        stop: StopReason | None,
-        answer: str | None,
-        *,
-        state: float | None,
-        graded: Mapping[str, float] | None,
+        self, turn: Turn, stop: StopReason | None, answer: str | None, *, state: float | None, graded: Graded | None
     ) -> StepResult:
         before = self.reward
         self._parts = self._score([*self.turns, turn], answer, stop, state=state, graded=graded)
         gained = weigh(self._parts, self._rewards) - before
         self.turns.append(replace(turn, reward=gained))
+        self._parts_after.append(self._parts)
+        self.answer = answer
+        if graded is not None:
+            self._spread({name: values for name, values in graded.items() if isinstance(values, Sequence)})
         return StepResult(observations=turn.observations, reward=gained, stop=stop, parts=self._parts)
+
+    def _spread(self, per_turn: Mapping[str, Sequence[float]]) -> None:
+        """Move to each turn what its values of functions per turn add to the reward. The sum stays the same."""
+        if not per_turn:
+            return
+        before = 0.0
+        for number, parts in enumerate(self._parts_after):
+            own = {name: fsum(values[: number + 1]) / len(values) for name, values in per_turn.items()}
+            reward = weigh({**parts, **own}, self._rewards)
+            self.turns[number] = replace(self.turns[number], reward=reward - before)
+            before = reward
 
     def _score(
         self,
@@ -279,15 +291,17 @@ class Environment:
         stop: StopReason | None,
         *,
         state: float | None = None,
-        graded: Mapping[str, float] | None = None,
+        graded: Graded | None = None,
     ) -> Mapping[str, float]:
-        graded = dict.fromkeys(self._graded_parts(), 0.0) if graded is None else graded
-        return score(self._task.goal, turns, answer, stop, weights=self._rewards, state=state, graded=graded)
+        known = {} if graded is None else {name: _mean(value) for name, value in graded.items()}
+        known = {**dict.fromkeys(self._graded_parts(), 0.0), **known}
+        return score(self._task.goal, turns, answer, stop, weights=self._rewards, state=state, graded=known)
 
     def _graded_parts(self) -> list[str]:
-        """Return the names of the parts that are known only at the end, and 0 until then."""
+        """Return the names of the parts that are known only at the end, or in a complete group, and 0 until then."""
         functions = () if self._functions is None else self._functions.names
-        return [*(() if self._judge is None else ("rubric",)), *functions]
+        check = () if self._task.goal.check is None else ("check",)
+        return [*(() if self._judge is None else ("rubric",)), *check, *functions]
 
     async def _share_of_state(self) -> float | None:
         wanted = self._task.goal.state
@@ -298,20 +312,16 @@ class Environment:
 
     async def _is_reached(self, wanted: ExpectedState) -> bool:
         seen = await self._access.probe(ToolCall(name=wanted.tool, arguments=wanted.arguments))
-        # A failed call means that the object it asks for does not exist.
+        # A failed call means that the object that it asks for does not exist.
         return seen.worked and all(meets(text, seen.text) for text in wanted.texts)
 
-    async def _grade(
-        self, turns: Sequence[Turn], answer: str | None, stop: StopReason, state: float | None
-    ) -> dict[str, float]:
-        """Return the parts that the judge and the reward functions give at the end of the episode."""
+    async def _grade(self, turns: Sequence[Turn], answer: str | None, stop: StopReason, state: float | None) -> Graded:
+        """Return what the judge and the reward functions say at the end of the episode."""
         graded: dict[str, float] = {}
         if self._judge is not None:
             is_given = answer is not None and bool(answer.strip())
             graded["rubric"] = await self._judge.grade(self._task, answer) if answer is not None and is_given else 0.0
         if self._functions is not None:
-            from mcprl.episodes.reward_functions import EpisodeView
-
             parts = score(self._task.goal, turns, answer, stop, weights=self._rewards, state=state, graded=graded)
             view = EpisodeView(
                 task=self._task,
@@ -321,8 +331,12 @@ class Environment:
                 parts=parts,
                 probing=self._access.probe,
             )
-            graded |= await self._functions.grade(view)
+            return {**graded, **await self._functions.grade(view)}
         return graded
+
+
+def _mean(value: float | Sequence[float]) -> float:
+    return fsum(value) / max(1, len(value)) if isinstance(value, Sequence) else value
 
 
 def _turn_of(action: Action, observations: tuple[Observation, ...]) -> Turn:
@@ -361,6 +375,7 @@ def require_tools(tasks: Sequence[Task], catalog: Catalog) -> None:
     for task in tasks:
         needed = [expected.tool for expected in (*task.goal.calls, *task.goal.state, *task.goal.writes)]
         needed += [call.name for call in task.setup]
+        needed += task.goal.check.probes if task.goal.check is not None else ()
         later = [name for follow_up in task.follow_ups for name in follow_up.tools]
         catalog.require([*(task.tools or ()), *later, *needed], wanted_by=f"task {task.id}")
 
@@ -382,7 +397,8 @@ def require_worlds(tasks: Sequence[Task], toolbox: Toolbox) -> None:
             served = versions[server].partition("+")[2]
             if served != task.world:
                 raise OtherWorldError(
-                    f"the answers of task {task.id} are true of the world {task.world}, but server {server!r} serves "
-                    + (f"the world {served}" if served else "no offline world"),
-                    fix=f"start it with --world {task.world.removeprefix('market-')}, or use tasks made for its world",
+                    f"the answers to task {task.id} are correct for the world {task.world}, but server {server!r} "
+                    "provides " + (f"the world {served}" if served else "no offline world"),
+                    fix=f"start the server with --world {task.world.removeprefix('market-')}, or use tasks generated "
+                    "for its world",
                 )

@@ -1,8 +1,8 @@
-"""A language model that grades answers by a task's rubric, through any OpenAI-compatible chat endpoint.
+"""Grades answers by a task's rubric, with a language model behind an OpenAI-compatible endpoint.
 
-The policy wrote the answer and profits from a good grade, so the answer may attack the judge. It is quoted between
-markers that the policy cannot know, the instructions call it a quotation, and a reply must be exactly the requested
-JSON.
+The policy writes the answer and profits from a good grade, so the answer may contain a prompt injection. It is quoted
+between markers that the policy cannot know, the instructions call it a quotation, and a reply must be exactly the
+requested JSON.
 """
 
 from __future__ import annotations
@@ -11,74 +11,21 @@ import asyncio
 import hashlib
 import os
 import re
-import sqlite3
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
 
 import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcprl.config import JudgeConfig
-from mcprl.errors import BadValueError, ConfigurationError, JudgeError, MissingKeyError
+from mcprl.episodes.endpoint import ChatEndpoint, SettingNames, authorization
+from mcprl.errors import JudgeError
 from mcprl.files import canonical_json
-from mcprl.protocol import retry_after_s
 from mcprl.records import Task
 from mcprl.secrets import SECRETS
 from mcprl.tools.cache import Flights
 
-__all__ = ["Judge", "question_about"]
-
-_BUSY_S = 30.0
-_TABLE = "CREATE TABLE IF NOT EXISTS grades (question TEXT PRIMARY KEY, grade REAL NOT NULL, reason TEXT NOT NULL)"
-
-
-class GradeCache:
-    """Grades by the digest of the question. Processes on one machine may share the file. Without a path, in memory."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-
-    def open(self) -> None:
-        with self._sqlite_errors(), ExitStack() as stack:
-            self._connection = sqlite3.connect(self._path or ":memory:", timeout=_BUSY_S, isolation_level=None)
-            stack.callback(self.close)
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute(_TABLE)
-            stack.pop_all()
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def find(self, question: str) -> float | None:
-        """Return the stored grade of a question, or None."""
-        rows = self._run("SELECT grade FROM grades WHERE question = ?", (question,))
-        return rows[0][0] if rows else None
-
-    def add(self, question: str, grade: float, reason: str) -> None:
-        """Store a grade. If another process stored one first, keep that one."""
-        self._run("INSERT OR IGNORE INTO grades VALUES (?, ?, ?)", (question, grade, reason))
-
-    def _run(self, statement: str, values: tuple[str | float, ...]) -> list[tuple[float]]:
-        if self._connection is None:
-            raise RuntimeError("the judge is not open: use `async with`")
-        with self._sqlite_errors():
-            return self._connection.execute(statement, values).fetchall()
-
-    @contextmanager
-    def _sqlite_errors(self) -> Generator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise BadValueError(
-                f"rewards.judge.cache: {self._path} cannot be used as a file of grades ({error})",
-                fix="set rewards.judge.cache to another file in a writable folder, or remove it",
-            ) from error
+_NAMES: Final = SettingNames("the judge", "rewards.judge.url", "rewards.judge.model", "rewards.judge.key_env")
 
 
 _DEADLINE_S: Final = 60.0  # per grade
@@ -87,7 +34,6 @@ _MAX_QUOTED_CHARS: Final = 20_000
 _MAX_REASON_CHARS: Final = 600
 # Seconds to wait before the second and the third attempt: without a grade, the whole episode is lost.
 _WAITS_S: Final = (0.5, 2.0)
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _FENCED: Final = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
 
 _INSTRUCTIONS: Final = f"""\
@@ -148,26 +94,17 @@ class Judge:
 
     def __init__(self, config: JudgeConfig, keys: Mapping[str, str] = os.environ) -> None:
         self._config = config
-        self._headers = _headers(config, keys)
-        self._url = _endpoint(config.url)
-        self._cache = GradeCache(config.cache)
+        headers = authorization(_NAMES, config.key_env, keys)
+        self._endpoint = ChatEndpoint(config.url, names=_NAMES, fail=JudgeError, headers=headers)
+        self._grades: dict[str, float] = {}  # by the digest of the question
         self._flights: Flights[str, float] = Flights()
-        self._client: httpx2.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
-        self._cache.open()
-        self._client = httpx2.AsyncClient(
-            headers=self._headers,
-            timeout=None,  # deadline_s covers the whole grade
-            limits=httpx2.Limits(max_connections=None),
-            trust_env=urlsplit(self._config.url).hostname not in _LOOPBACK,
-        )
+        await self._endpoint.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-        self._cache.close()
+        await self._endpoint.__aexit__(None)
 
     async def grade(self, task: Task, answer: str) -> float:
         """Return how well the answer meets the task's rubric, from 0 to 1. Raises JudgeError if the judge fails."""
@@ -179,49 +116,25 @@ class Judge:
         }
         asked = canonical_json([body["model"], body["messages"]])
         question = hashlib.blake2b(asked.encode(), digest_size=32).hexdigest()
-        known = self._cache.find(question)
-        if known is not None:
-            return known
-        grade, _ = await self._flights.join(question, lambda: self._ask_and_store(question, body))
-        return grade
+        if question not in self._grades:
+            self._grades[question], _ = await self._flights.join(question, lambda: self._graded(body))
+        return self._grades[question]
 
-    async def _ask_and_store(self, question: str, body: Mapping[str, Any]) -> float:
+    async def _graded(self, body: Mapping[str, Any]) -> float:
         try:
             async with asyncio.timeout(_DEADLINE_S):
-                verdict = await self._ask(body)
+                return (await self._ask(body)).grade / _HIGHEST
         except TimeoutError as error:
             raise JudgeError(
                 f"the judge gave no grade within {_DEADLINE_S:g} s", fix="use a faster judge, or lower its load"
             ) from error
-        grade = verdict.grade / _HIGHEST
-        self._cache.add(question, grade, SECRETS.redact(verdict.reason))
-        return grade
 
     async def _ask(self, body: Mapping[str, Any]) -> _Verdict:
         """Ask the judge. Retry if the endpoint fails, but not if the reply is malformed: it would be the same again."""
-        for usual_wait_s in _WAITS_S:
-            try:
-                response = await self._post(body)
-            except JudgeError as error:
-                wait_s = error.retry_after_s or usual_wait_s
-                if wait_s > _DEADLINE_S:
-                    raise
-            else:
-                return _read_verdict(response)
-            await asyncio.sleep(wait_s)
-        return _read_verdict(await self._post(body))
-
-    async def _post(self, body: Mapping[str, Any]) -> httpx2.Response:
-        assert self._client is not None  # opened together with the cache, which `grade` used first
-        try:
-            response = await self._client.post(self._url, json=body)
-        except httpx2.TransportError as error:
-            raise JudgeError(
-                f"the judge at {self._url} did not answer ({type(error).__name__})", fix="start it, or fix its network"
-            ) from error
+        response = await self._endpoint.ask(body, waits_s=_WAITS_S, longest_wait_s=_DEADLINE_S)
         if not response.is_success:
-            raise _refusal(self._url, response)
-        return response
+            raise self._endpoint.refusal(response)
+        return _read_verdict(response)
 
 
 def question_about(task: Task, answer: str) -> list[dict[str, str]]:
@@ -243,39 +156,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}\n[The rest was left out.]"
 
 
-def _endpoint(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadValueError(
-            f"rewards.judge.url is {url!r}, which is not a URL", fix="write one like http://127.0.0.1:8000/v1"
-        )
-    return f"{url.rstrip('/')}/chat/completions"
-
-
-def _headers(config: JudgeConfig, keys: Mapping[str, str]) -> dict[str, str]:
-    if config.key_env is None:
-        return {}
-    key = keys.get(config.key_env, "").strip()
-    if not key:
-        raise MissingKeyError(
-            f"the judge needs a key, but {config.key_env} is not set",
-            fix=f"set {config.key_env}, or correct rewards.judge.key_env",
-        )
-    SECRETS.add(config.key_env, key)
-    return {"Authorization": f"Bearer {key}"}
-
-
-def _refusal(url: str, response: httpx2.Response) -> JudgeError | ConfigurationError:
-    status = response.status_code
-    words = " ".join(SECRETS.redact(response.text).split())[:300]
-    what = f"the judge at {url} answered with {status}: {words}"
-    if status in (408, 429) or status >= 500:
-        return JudgeError(what, fix="wait, or check the endpoint", retry_after_s=retry_after_s(response.headers))
-    if status in (401, 403):
-        return BadValueError(what, fix="correct the key in the environment variable that rewards.judge.key_env gives")
-    return BadValueError(what, fix="correct rewards.judge.url and rewards.judge.model")
-
-
 def _read_verdict(response: httpx2.Response) -> _Verdict:
     try:
         choice = _Reply.model_validate_json(response.content).choices[0]
@@ -289,8 +169,8 @@ def _read_verdict(response: httpx2.Response) -> _Verdict:
     try:
         return _Verdict.model_validate_json(fenced[1] if fenced else content)
     except ValidationError as error:
-        cut = " (it was cut by length)" if choice.finish_reason == "length" else ""
+        cut = " (it was truncated at its length limit)" if choice.finish_reason == "length" else ""
         raise JudgeError(
-            f"the judge's reply is not the JSON asked for{cut}: {' '.join(SECRETS.redact(content).split())[:300]}",
+            f"the judge's reply is not the requested JSON{cut}: {' '.join(SECRETS.redact(content).split())[:300]}",
             fix="use a model or an endpoint that supports response_format",
         ) from error

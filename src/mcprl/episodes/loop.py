@@ -1,4 +1,4 @@
-"""The episode loop: lease tools; then sample a turn, make its calls and append the results until the episode stops.
+"""The episode loop: lease tools, then repeatedly sample a turn, make its calls and append the results.
 
 Tokens are appended in the order in which the model sees them. They are never changed later.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -30,16 +31,6 @@ from mcprl.seeds import derive_seed
 if TYPE_CHECKING:
     from mcprl.chat import Chat
     from mcprl.grammar.masks import TurnGrammars
-
-__all__ = [
-    "TRIALS",
-    "EpisodeRunner",
-    "Leases",
-    "TrajectoryColumns",
-    "end_at_deadline",
-    "lease_for",
-    "longest_life_s",
-]
 
 # Extra time, as a fraction of the deadline, to check the state of the world after an episode reached its deadline.
 _GRACE: Final = 0.2
@@ -85,7 +76,7 @@ class Reproduction:
         self._one_at_a_time = asyncio.Lock()
 
     def note(self, turn: Turn) -> None:
-        """Remember calls that worked. Later, one of them is used to check that the server works."""
+        """Remember calls of a turn that worked. They are used later to check that a server works."""
         for call, seen in zip(turn.calls, turn.observations, strict=True):
             known = self._known.setdefault(call.name, deque(maxlen=_KNOWN_CALLS))
             if seen.server is not None and seen.source is Source.LIVE and call not in known:
@@ -116,7 +107,7 @@ class Reproduction:
         return True
 
     def _control(self, suspects: Sequence[ToolCall], *, died: bool) -> ToolCall | None:
-        """Return a call that worked before: of the same tool with other arguments or, if the server died, of any tool.
+        """Return a call that worked before: of the same tool with other arguments, or of any tool if the server died.
 
         If the server did not die, other tools prove nothing: this tool's backend may be down, and other tools may not
         use it.
@@ -181,12 +172,12 @@ class TrajectoryColumns:
         self._add(ids, [True] * len(ids), forced, fixed, completion.logprobs, [turn] * len(ids), versions)
 
     def cut(self, length: int) -> None:
-        """Keep the first `length` tokens."""
+        """Drop all tokens after the first `length`."""
         for column in self._all():
             del column[length:]
 
     def named(self) -> dict[str, Any]:
-        """The columns as fields of a `Trajectory`."""
+        """Return the columns as fields of a `Trajectory`."""
         return {column.name: tuple(getattr(self, column.name)) for column in fields(self)}
 
     def _add(self, *values: Sequence[float]) -> None:
@@ -198,16 +189,24 @@ class TrajectoryColumns:
 
 
 @dataclass(slots=True)
-class _Episode:
-    """A running episode. `played_s` and `played_tokens` count finished turns only."""
+class LiveEpisode:
+    """A running episode. `played_s` and `played_tokens` count finished turns only.
 
-    columns: TrajectoryColumns
+    Without token ids, because an endpoint plays it, it has `messages` and, per request, what the endpoint counted:
+    (tokens of the prompt, sampled tokens).
+    """
+
+    task: Task
     seed_path: tuple[int, str, int]  # step, task, member
+    columns: TrajectoryColumns = field(default_factory=TrajectoryColumns)
     environment: Environment | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     actions: list[Action] = field(default_factory=list[Action])
     grammar: str | None = None
     played_s: float = 0.0
     played_tokens: int = 0
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    usages: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
 @asynccontextmanager
@@ -216,7 +215,8 @@ async def lease_for(
 ) -> AsyncGenerator[ToolAccess]:
     """Lease all tools of a task, including those of follow-ups and of reward checks, and make its setup calls."""
     functions = () if rewards is None else rewards.functions.values()
-    asked = [*(call.name for call in task.setup), *(state.tool for state in task.goal.state)]
+    own = () if task.goal.check is None else task.goal.check.probes
+    asked = [*(call.name for call in task.setup), *(state.tool for state in task.goal.state), *own]
     probes = tuple(dict.fromkeys([*asked, *(tool for function in functions for tool in function.probes)]))
     later = tuple(name for follow_up in task.follow_ups for name in follow_up.tools)
     offered = None if task.tools is None else tuple(dict.fromkeys((*task.tools, *later)))
@@ -226,59 +226,48 @@ async def lease_for(
             if not seen.worked:
                 raise BadValueError(
                     f"the setup of task {task.id} failed: {call.name} answered: {seen.text}",
-                    fix="correct the task's setup, or use the servers that it was written for",
+                    fix="correct the task's setup, or use the servers for which the setup was written",
                 )
         yield access
 
 
-class EpisodeRunner:
-    """Runs the episodes of a run with a chat format, a sampler and tools. It does not know groups or the learner."""
+class EpisodeLoop(ABC):
+    """Runs episodes: tools, turns, limits and rewards. Subclasses get a turn from a model. It does not know groups."""
 
     def __init__(
         self,
         config: RunConfig,
         *,
-        chat: Chat,
-        sampler: Sampler,
         leases: Leases,
         preamble: Sequence[Message],
         judge: Grader | None = None,
         functions: Functions | None = None,
-        grammars: TurnGrammars | None = None,
     ) -> None:
-        if (grammars is None) != (config.sampling.constrain == "off"):
-            raise ValueError("grammars are needed if, and only if, sampling.constrain is not off")
         if (judge is None) != (config.rewards.judge is None):
-            raise ValueError("a judge is needed if, and only if, rewards.judge is set")
-        if (functions is None) != (not config.rewards.functions):
-            raise ValueError("functions are needed if, and only if, rewards.functions is set")
+            raise ValueError("pass a judge if rewards.judge is set, and only then")
+        if functions is None and config.rewards.functions:
+            raise ValueError("pass functions if rewards.functions is set")
         self._config = config
-        self._chat = chat
-        self._sampler = sampler
         self._leases = leases
         self._preamble = tuple(preamble)
         self._judge = judge
         self._functions = functions
-        self._grammars = grammars
         self._reproduction = Reproduction(config.episodes.deadline_s)
 
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
         """Run one episode. Raises an InfrastructureError if the infrastructure fails."""
-        if self._grammars is not None and any(follow_up.tools for follow_up in task.follow_ups):
-            raise BadValueError(
-                f"task {task.id} offers more tools in a follow-up, but all turns of an episode share one grammar",
-                fix="set sampling.constrain to off for such tasks",
-            )
         started = time.monotonic()
-        episode = _Episode(TrajectoryColumns(), (step, task.id, member))
+        episode = LiveEpisode(task=task, seed_path=(step, task.id, member))
         try:
             stop = await self._run_to_end(episode, task)
         except InfrastructureError as error:
             stop = await self._end_by_fault(episode, task, error)
-        environment, columns = episode.environment, episode.columns
+        environment, functions = episode.environment, self._functions
         assert environment is not None
+        # A record without a part waits for its group.
+        later = () if functions is None else functions.of_groups
         return Trajectory(
-            **columns.named(),
+            **self._tokens_of(episode, len(environment.turns)),
             task_id=task.id,
             step=step,
             member=member,
@@ -287,24 +276,38 @@ class EpisodeRunner:
             turns=tuple(environment.turns),
             stop=stop,
             reward=environment.reward,
-            reward_parts=dict(environment.parts),
+            reward_parts={name: value for name, value in environment.parts.items() if name not in later},
+            answer=environment.answer,
+            code="" if functions is None else functions.digest,
             duration_s=time.monotonic() - started,
-            grammar=episode.grammar,
-            stop_token_ids=self._chat.stop_token_ids,
         )
 
-    async def _run_to_end(self, episode: _Episode, task: Task) -> StopReason:
+    @abstractmethod
+    async def _add_prompt(self, episode: LiveEpisode, environment: Environment) -> bool:
+        """Begin the conversation. Return whether a turn fits after it."""
+
+    @abstractmethod
+    async def _act(self, episode: LiveEpisode, environment: Environment) -> Action | None:
+        """Let the model take a turn. Return None if the conversation has become too long for one."""
+
+    @abstractmethod
+    def _show(self, episode: LiveEpisode, shown: Sequence[Message]) -> bool:
+        """Append what follows a turn: the results of its calls, or the user's next message. Return whether it fits."""
+
+    @abstractmethod
+    def _tokens_of(self, episode: LiveEpisode, turns: int) -> dict[str, Any]:
+        """Return the fields of the trajectory that are about tokens."""
+
+    async def _run_to_end(self, episode: LiveEpisode, task: Task) -> StopReason:
         deadline_s = self._config.episodes.deadline_s
         async with AsyncExitStack() as leased:
             try:
                 async with asyncio.timeout(deadline_s):
                     opening = self._open_environment(task, episode.seed_path)
-                    episode.environment, _ = await leased.enter_async_context(opening)
-                    if self._grammars is not None:
-                        tools = episode.environment.tool_specs
-                        episode.grammar = await asyncio.to_thread(self._grammars.grammar_of, tools)
-                    fits = self._add_prompt(episode, episode.environment, task)
-                    return await self._play(episode, episode.environment) if fits else StopReason.CONTEXT_LIMIT
+                    environment, _ = await leased.enter_async_context(opening)
+                    episode.environment, episode.tools = environment, environment.tool_specs
+                    fits = await self._add_prompt(episode, environment)
+                    return await self._play(episode, environment) if fits else StopReason.CONTEXT_LIMIT
             except TimeoutError:
                 return await self._end_late(episode, task)
 
@@ -333,7 +336,7 @@ class EpisodeRunner:
             )
             yield environment, access
 
-    async def _end_by_fault(self, episode: _Episode, task: Task, error: InfrastructureError) -> StopReason:
+    async def _end_by_fault(self, episode: LiveEpisode, task: Task, error: InfrastructureError) -> StopReason:
         """End the episode as failed if its last turn caused the fault; else raise `error` with the turns so far."""
         environment, actions = episode.environment, episode.actions
         if environment is None:
@@ -349,22 +352,77 @@ class EpisodeRunner:
         environment.end_by_fault(actions[-1], error.what)
         return StopReason.CAUSED_FAULT
 
-    async def _end_late(self, episode: _Episode, task: Task) -> StopReason:
+    async def _end_late(self, episode: LiveEpisode, task: Task) -> StopReason:
         """End the episode at its deadline. The unfinished turn is dropped."""
         deadline_s = self._config.episodes.deadline_s
         late = EpisodeDeadlineError(
             f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, "
-            f"{deadline_s - episode.played_s:.3g} s of it waiting for one answer",
+            f"{deadline_s - episode.played_s:.3g} s of that waiting for a single answer",
             fix="find out whether a tool server or the sampler is slow, or raise episodes.deadline_s",
         )
         await end_at_deadline(episode.environment, played_s=episode.played_s, deadline_s=deadline_s, late=late)
         episode.columns.cut(episode.played_tokens)
         return StopReason.DEADLINE
 
-    def _add_prompt(self, episode: _Episode, environment: Environment, task: Task) -> bool:
+    async def _play(self, episode: LiveEpisode, environment: Environment) -> StopReason:
+        while True:
+            turn_started = time.monotonic()
+            action = await self._act(episode, environment)
+            if action is None and not environment.turns:
+                return StopReason.CONTEXT_LIMIT
+            if action is None:
+                await environment.end(StopReason.CONTEXT_LIMIT)
+                return StopReason.CONTEXT_LIMIT
+            episode.actions.append(action)
+            result = await environment.step(action)
+            self._reproduction.note(environment.turns[-1])
+            episode.played_s += time.monotonic() - turn_started
+            episode.played_tokens = len(episode.columns.token_ids)
+            if result.stop is not None:
+                return result.stop
+            if not self._show(episode, [*map(_as_message, result.observations), *result.follow_up]):
+                await environment.end(StopReason.CONTEXT_LIMIT)
+                return StopReason.CONTEXT_LIMIT
+            if result.follow_up:
+                episode.tools = environment.tool_specs
+
+
+class EpisodeRunner(EpisodeLoop):
+    """Runs the episodes of a run with a chat format, a sampler and tools. Their trajectories have every token."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        chat: Chat,
+        sampler: Sampler,
+        leases: Leases,
+        preamble: Sequence[Message],
+        judge: Grader | None = None,
+        functions: Functions | None = None,
+        grammars: TurnGrammars | None = None,
+    ) -> None:
+        super().__init__(config, leases=leases, preamble=preamble, judge=judge, functions=functions)
+        if (grammars is None) != (config.sampling.constrain == "off"):
+            raise ValueError("pass grammars if sampling.constrain is not off, and only then")
+        self._chat = chat
+        self._sampler = sampler
+        self._grammars = grammars
+
+    async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
+        if self._grammars is not None and any(follow_up.tools for follow_up in task.follow_ups):
+            raise BadValueError(
+                f"task {task.id} offers more tools in a follow-up, but all turns of an episode share one grammar",
+                fix="set sampling.constrain to off for such tasks",
+            )
+        return await super().run(task, step=step, member=member, attempt=attempt)
+
+    async def _add_prompt(self, episode: LiveEpisode, environment: Environment) -> bool:
         """Append the prompt. Return whether a turn fits after it; raise if it does not and `task.must_fit` is set."""
-        columns, most = episode.columns, self._config.model.context_tokens
-        columns.add_context(self._chat.open(environment.messages, environment.tool_specs))
+        if self._grammars is not None:
+            episode.grammar = await asyncio.to_thread(self._grammars.grammar_of, episode.tools)
+        task, columns, most = episode.task, episode.columns, self._config.model.context_tokens
+        columns.add_context(self._chat.open(environment.messages, episode.tools))
         fits = len(columns.token_ids) < most
         if task.must_fit and not fits:
             raise BadValueError(
@@ -373,38 +431,34 @@ class EpisodeRunner:
             )
         return fits
 
-    async def _play(self, episode: _Episode, environment: Environment) -> StopReason:
-        columns, grammar, tools = episode.columns, episode.grammar, environment.tool_specs
-        while True:
-            turn, turn_started = len(environment.turns), time.monotonic()
-            prompt_ids = tuple(columns.token_ids)
-            completion = await self._sampler.sample(self._request(prompt_ids, grammar, (*episode.seed_path, turn)))
-            forced, fixed = await self._choices(grammar, completion)
-            columns.add_turn(completion, turn, forced=forced, fixed=fixed)
-            parsed = self._chat.parse(prompt_ids, completion.token_ids, tools)
-            action = Action(
-                text=parsed.text,
-                prose=parsed.prose,
-                calls=parsed.calls,
-                sampled_ids=completion.token_ids,
-                finish=completion.finish,
-                weights_version=completion.weights_versions[0],
-            )
-            episode.actions.append(action)
-            result = await environment.step(action)
-            self._reproduction.note(environment.turns[-1])
-            episode.played_s += time.monotonic() - turn_started
-            episode.played_tokens = len(columns.token_ids)
-            if result.stop is not None:
-                return result.stop
-            shown = [*map(_as_message, result.observations), *result.follow_up]
-            extension = self._chat.extend(prompt_ids, completion.token_ids, shown, tools)
-            if len(columns.token_ids) + len(extension) >= self._config.model.context_tokens:
-                await environment.end(StopReason.CONTEXT_LIMIT)
-                return StopReason.CONTEXT_LIMIT
-            columns.add_context(extension)
-            if result.follow_up:
-                tools = environment.tool_specs
+    async def _act(self, episode: LiveEpisode, environment: Environment) -> Action:
+        columns, turn = episode.columns, len(environment.turns)
+        prompt_ids = tuple(columns.token_ids)
+        completion = await self._sampler.sample(self._request(prompt_ids, episode.grammar, (*episode.seed_path, turn)))
+        forced, fixed = await self._choices(episode.grammar, completion)
+        columns.add_turn(completion, turn, forced=forced, fixed=fixed)
+        parsed = self._chat.parse(prompt_ids, completion.token_ids, episode.tools)
+        return Action(
+            text=parsed.text,
+            prose=parsed.prose,
+            calls=parsed.calls,
+            sampled_ids=completion.token_ids,
+            finish=completion.finish,
+            weights_version=completion.weights_versions[0],
+        )
+
+    def _show(self, episode: LiveEpisode, shown: Sequence[Message]) -> bool:
+        columns, last = episode.columns, episode.actions[-1].sampled_ids
+        prompt_ids = columns.token_ids[: -len(last)]
+        extension = self._chat.extend(prompt_ids, last, shown, episode.tools)
+        if len(columns.token_ids) + len(extension) >= self._config.model.context_tokens:
+            return False
+        columns.add_context(extension)
+        return True
+
+    def _tokens_of(self, episode: LiveEpisode, turns: int) -> dict[str, Any]:
+        rest = {"grammar": episode.grammar, "stop_token_ids": self._chat.stop_token_ids}
+        return episode.columns.named() | rest
 
     async def _choices(self, grammar: str | None, completion: Completion) -> tuple[Sequence[bool], Sequence[bool]]:
         if self._grammars is None or grammar is None:

@@ -1,9 +1,9 @@
-"""Finds out whether attempts are lost at random, or lost more often with a certain task, tool or word in arguments.
+"""Finds out whether attempts are lost at random, or more often with a certain task, tool or word in the arguments.
 
-The unit is a turn with calls. It is lost if the attempt ended in it; otherwise it survived. For each task, tool and
-word in the arguments, Fisher's exact test tests whether turns with it are lost more often than turns without. With the
-Bonferroni correction, the probability of any false alarm is at most `_ALPHA`, provided that faults hit turns
-independently. One fault that ends many episodes at once is not independent.
+The unit is a turn with calls. A turn is lost if the attempt ended in it. For each task, tool and word in the arguments,
+Fisher's exact test tests whether turns with it are lost more often than turns without it. With the Bonferroni
+correction, the probability of any false alarm is at most `_ALPHA`, if faults hit turns independently. This is not the
+case for one fault that ends many episodes at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALPHA: Final = 0.001
 _MIN_LOST: Final = 3
 _STEPS: Final = 20
 _WORD: Final = re.compile(r"\w{3,}")
-_MAX_TEXT: Final = 20_000  # at most this many characters of an argument are searched for words
+_MAX_TEXT: Final = 20_000  # maximum number of characters of an argument that are searched for words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Correlation:
 
     def __str__(self) -> str:
         name = f"the argument text {self.value!r}" if self.kind == "argument" else f"{self.kind} {self.value}"
-        return f"{name} ({self.lost} of {self.turns} turns lost, {self.other_lost} of {self.other_turns} without it)"
+        return f"{name} ({self.lost} of {self.turns} turns lost; without it, {self.other_lost} of {self.other_turns})"
 
 
 Feature = tuple[Kind, str] | None  # None counts all turns

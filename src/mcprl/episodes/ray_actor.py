@@ -26,24 +26,12 @@ from mcprl.config import RunConfig
 from mcprl.episodes.collector import RunsEpisodes
 from mcprl.episodes.stage import open_kit
 from mcprl.errors import McprlError, WorkersStartError
+from mcprl.functions import Code
 from mcprl.records import Task, Trajectory, Weights
 from mcprl.samplers import Completion, SampleRequest
 from mcprl.samplers.sampler import AlwaysOpen
 from mcprl.tools import open_toolbox
 from mcprl.tools.stats import StatsDocument
-
-__all__ = [
-    "Cancel",
-    "DriverClient",
-    "EpisodeEnd",
-    "EpisodeWorker",
-    "Method",
-    "Request",
-    "Response",
-    "WorkerStats",
-    "open_runner",
-    "take_all",
-]
 
 _STATS_EVERY_S = 1.0  # interval for a worker that is never idle
 
@@ -205,19 +193,20 @@ class EpisodeWorker:
 
 @asynccontextmanager
 async def open_runner(
-    config: RunConfig, folder: str, log_dir: str, client: DriverClient
+    config: RunConfig, folder: str, log_dir: str, code: Code | None, client: DriverClient
 ) -> AsyncGenerator[tuple[RunsEpisodes, Callable[[], WorkerStats]]]:
     """Open everything that a worker needs to run episodes, in the folder in which the run was started."""
     try:
         os.chdir(folder)
     except OSError as error:
         raise WorkersStartError(
-            f"node {os.uname().nodename} lacks the folder that the run was started in: {error}",
-            fix="give every node the same files under the same paths: a shared disk, or the same image",
+            f"node {os.uname().nodename} does not have the folder in which the run was started: {error}",
+            fix="make the same files available under the same paths on every node, with a shared disk or the same "
+            "image",
         ) from error
     async with (
         open_toolbox(config.servers, log_dir=Path(log_dir), limits=client) as toolbox,
-        open_kit(config, toolbox, logs=Path(log_dir)) as kit,
+        open_kit(config, toolbox, logs=Path(log_dir), code=code) as kit,
     ):
         yield kit.runner(client), lambda: WorkerStats(toolbox.stats(), toolbox.restarts)
 

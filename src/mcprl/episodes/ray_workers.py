@@ -1,6 +1,7 @@
 """Episodes on Ray: one async actor per worker, on this machine or on the nodes of a cluster.
 
-Each worker opens its own tool servers, chat, grammars and judge from the run's configuration. The driver keeps what all
+Each worker opens its own tool servers, chat, grammars and judge from the run's configuration, and runs the reward
+functions that the driver read. The driver keeps what all
 workers share: the sampler, and the rate limits and budgets of the tool servers. So a node needs no accelerator. It does
 need:
 
@@ -50,14 +51,13 @@ from mcprl.errors import (
     WorkerLostError,
     WorkersStartError,
 )
+from mcprl.functions import Code
 from mcprl.processes import private_folder
 from mcprl.records import Task, Trajectory
 from mcprl.samplers import Sampler
 from mcprl.tools import Toolbox
 from mcprl.tools.limits import LimitsService, SharedLimits, limit_settings
 from mcprl.tools.stats import StatsDocument, merge_stats
-
-__all__ = ["RayWorkers", "WorkerHandle", "WorkerPool", "make_shared_limits"]
 
 _logger = logging.getLogger(__name__)
 
@@ -98,12 +98,13 @@ class WorkerHandle:
         except TimeoutError as error:
             raise WorkersStartError(
                 f"worker {self._number} did not start within {_START_S:g} s",
-                fix="check whether the cluster has a free core for it (ray status), or lower workers.count",
+                fix="check with `ray status` whether the cluster has a free core, or lower workers.count",
             ) from error
         except self._ray.exceptions.RayError as error:
             raise WorkersStartError(
                 f"worker {self._number} did not start: {_first_line(error)}",
-                fix="check that every node has the same mcprl and Python as this one; Ray's logs have the details",
+                fix="check that every node has the same versions of mcprl and Python as this one; Ray's logs have "
+                "details",
             ) from error
         if failed is not None:
             raise failed
@@ -151,7 +152,7 @@ class WorkerHandle:
             self.kill()
             raise WorkerLostError(
                 f"worker {self._number}, process {self.pid}, died: {_first_line(error)}",
-                fix="read Ray's logs on that node, and check whether the node ran out of memory",
+                fix="read Ray's logs on this worker's node, and check whether the node ran out of memory",
             ) from error
 
 
@@ -272,7 +273,10 @@ class WorkerPool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._fail(self._failure or WorkerLostError("the workers are being stopped", fix="no action is needed"))
+        self._fail(
+            self._failure
+            or WorkerLostError("the workers are being stopped", fix="ignore this error: the run is shutting down")
+        )
         await self._close_workers()  # their requests are still handled, so that they give back what they took
         for supervisor in self._supervisors:
             supervisor.cancel()
@@ -316,9 +320,9 @@ class WorkerPool:
                 raise outcome
             return outcome
         raise WorkerLostError(
-            f"{len(deaths)} workers in a row died while they played episode {member} of task {task.id}, "
-            f"the last of them: {deaths[-1].what}",
-            fix="see the log of that worker and the memory of its node",
+            f"{len(deaths)} workers in a row died while running episode {member} of task {task.id}; the last cause: "
+            f"{deaths[-1].what}",
+            fix="check the log of this worker and the memory of its node",
         )
 
     async def _reserve(self) -> WorkerHandle:
@@ -369,8 +373,8 @@ class WorkerPool:
             if min(self._failures) > _MAX_FAILURES:
                 self._fail(
                     WorkerLostError(
-                        f"no worker can be kept alive: each failed {_MAX_FAILURES} times without finishing an episode "
-                        f"in between, the last time with {error.code} {error.what}",
+                        f"all workers keep failing: each failed {_MAX_FAILURES} times in a row without finishing an "
+                        f"episode, most recently with {error.code} {error.what}",
                         fix=error.fix,
                     )
                 )
@@ -413,7 +417,7 @@ def make_shared_limits(config: RunConfig, earlier_calls: Mapping[str, int] = Map
     if config.servers.cassette_mode in ("record", "replay_else_live"):
         raise BadValueError(
             f"servers.cassette_mode is {config.servers.cassette_mode}, but Ray workers cannot share one cassette",
-            fix="record with workers.count=0; replay works with and without workers",
+            fix="record with workers.count=0; replaying works with any number of workers",
         )
     return SharedLimits(limit_settings(config.servers), earlier_calls)
 
@@ -429,12 +433,20 @@ class RayWorkers:
     """
 
     def __init__(
-        self, config: RunConfig, *, sampler: Sampler, limits: SharedLimits, toolbox: Toolbox, logs: Path
+        self,
+        config: RunConfig,
+        *,
+        sampler: Sampler,
+        limits: SharedLimits,
+        toolbox: Toolbox,
+        logs: Path,
+        code: Code | None = None,
     ) -> None:
         count = config.workers.count
         self._config = config
         self._limits = limits
         self._toolbox = toolbox
+        self._code = code
         self._logs = logs.absolute()
         self._max_per_worker = math.ceil(config.episodes.max_concurrent / count)
         self._spent: dict[str, tuple[int, float]] = {}
@@ -470,25 +482,25 @@ class RayWorkers:
 
     @property
     def restarts(self) -> int:
-        """How often any tool server was restarted."""
+        """Return how often any tool server was restarted."""
         return self._toolbox.restarts + sum(each.restarts for each in self._pool.stats)
 
     @property
     def pids(self) -> Sequence[int]:
-        """The process ids of the workers that are alive, each on its node."""
+        """Return the process ids of the workers that are alive, each on its node."""
         return [worker.pid for worker in self._pool.alive if not worker.is_closed]
 
     async def _start(self, number: int) -> WorkerHandle:
         options = {
             "num_cpus": 1,
-            "max_restarts": 0,  # WorkerPool restarts workers
+            "max_restarts": 0,  # WorkerPool itself restarts workers
             "max_concurrency": self._max_per_worker + 8,  # plus calls that handle requests and close it
             "scheduling_strategy": "SPREAD",
         }
         ray = _load_ray()
         make_actor: Any = ray.remote(**options)(EpisodeWorker)
         log_dir = str(self._logs / f"worker-{number}")
-        actor = make_actor.remote(partial(open_runner, self._config, str(Path.cwd()), log_dir))
+        actor = make_actor.remote(partial(open_runner, self._config, str(Path.cwd()), log_dir, self._code))
         worker = WorkerHandle(ray, number, actor)
         try:
             await worker.open()
@@ -499,7 +511,7 @@ class RayWorkers:
 
 
 def _secure(config: RunConfig) -> None:
-    """Before Ray is loaded: make a cluster that we start listen on loopback only, and require a token.
+    """Make a cluster that we start listen only on loopback and require a token. Call this before Ray is loaded.
 
     Anyone who can connect to Ray can run code in it. The token is new, because Ray would store its own token in a file
     that others can read under the usual umask. Nothing changes for a cluster that somebody else started, or if Ray is
@@ -555,7 +567,7 @@ def _connect(config: RunConfig, folder: Path) -> bool:
 
 
 def _portable(error: BaseException) -> Exception:
-    """Make an error that another process can load: ours unchanged, any other as text with its traceback."""
+    """Convert an error so that another process can load it: ours unchanged, others to text with a traceback."""
     if isinstance(error, McprlError):
         return error
     return RuntimeError("".join(traceback.format_exception(error)).rstrip())

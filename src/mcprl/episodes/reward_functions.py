@@ -1,15 +1,17 @@
-"""Reward functions of the user: written in Python, named in a recipe, run in a process of their own.
+"""The user's reward functions and checks: written in Python, named in a recipe or a task, run in a separate process.
 
     rewards:
       functions:
         grounded: {function: rewards.py:grounded, weight: 0.5}
 
     # rewards.py
+    @mcprl.reward
     def grounded(episode: mcprl.EpisodeView) -> float:
         "Share of the numbers in the answer that some tool returned."
 
-The process can be killed, so a function that blocks, even while it holds the GIL, misses its deadline and nothing else.
-It gets a copy of the episode and returns a number; calls of `episode.probe` are made by the process of the episode.
+The process can be killed. So if a function blocks, even while it holds the GIL, only its deadline is missed. A function
+gets a copy of the episode and returns a number. Calls of `episode.probe` are made by the main process.
+The code is read once per run. Later starts of the process, here and on workers, run what was read.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,81 +32,59 @@ from typing import Any, Final, Self
 
 from mcprl.concurrency import run_all
 from mcprl.config import RewardFunctionConfig, RewardsConfig
+from mcprl.episodes.rewards import weigh
 from mcprl.errors import InfrastructureError, RewardFunctionError, UserCodeError
+from mcprl.functions import Code, EpisodeView, Per, Probe
 from mcprl.processes import ChildProcess
-from mcprl.records import Observation, StopReason, Task, ToolCall, Turn
+from mcprl.records import StopReason, Task, ToolCall, Trajectory
 from mcprl.secrets import SECRETS, looks_secret
 from mcprl.tools import Catalog
 from mcprl.tools.keys import load_keys
 
-__all__ = ["EpisodeView", "RewardFunctions", "open_functions"]
-
-Probe = Callable[[ToolCall], Awaitable[Observation]]
-
-_START_S: Final = 120.0  # a file may import torch
+_PROCESS: Final = Path(__file__).with_name("reward_process.py")  # as a script, it imports none of our neighbors
+_START_S: Final = 120.0  # importing the user's file may import torch
 _TRACE_S: Final = 1.0
 _HEADER_BYTES: Final = 8
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeView:
-    """A finished episode, as a reward function sees it.
-
-    EpisodeView(task=Task(id="meet-ana", …), turns=(Turn(…), Turn(…)), answer="It is 23:30.", stop=StopReason.ANSWERED,
-                parts={"answer": 1.0, "calls": 0.5, "invalid_call": 0.0, "unanswered": 0.0}, step=3, member=0)
-
-    `answer` is None if the episode ended without one. `parts` are the other parts of the reward.
-    """
-
-    task: Task
-    turns: tuple[Turn, ...]
-    answer: str | None
-    stop: StopReason
-    parts: Mapping[str, float]
-    probing: Probe | None = None
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """All calls of the policy, in order."""
-        return tuple(call for turn in self.turns for call in turn.calls)
-
-    @property
-    def observations(self) -> tuple[Observation, ...]:
-        """The results of `calls`."""
-        return tuple(seen for turn in self.turns for seen in turn.observations)
-
-    async def probe(self, tool: str, **arguments: Any) -> Observation:
-        """Call a tool on the episode's own servers. The recipe lists it under `probes` of the function."""
-        assert self.probing is not None
-        return await self.probing(ToolCall(name=tool, arguments=arguments))
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call:
-    """A call of a function that is under way."""
+    """A call of a function that has not finished, in the process `child`."""
 
-    result: asyncio.Future[float]
-    probe: Probe
+    result: asyncio.Future[Any]
+    probe: Probe | None
     probes: frozenset[str]
+    child: ChildProcess | None
 
 
 class RewardFunctions:
     """Runs the reward functions of a recipe.
 
-    async with RewardFunctions(config.rewards.functions, environment=keys, log=logs / "rewards.log") as functions:
-        parts = await functions.grade(view)       # {"grounded": 0.5}
+    functions = {"grounded": RewardFunctionConfig(function="/home/ana/rewards.py:grounded", weight=0.5)}
+    async with RewardFunctions(functions, environment=keys, log=logs / "rewards.log") as opened:
+        values = await opened.grade(view)                 # {"grounded": 0.5, "check": 1.0}; a list if it is per turn
+        group = await opened.grade_group(task, trajectories, rewards)    # with the parts of functions per group
 
-    If a function raises, returns something else than a number from −1 to 1, or misses its deadline, UserCodeError is
-    raised, which ends the run; with `on_error: lose_episode` RewardFunctionError, which loses the episode.
+    `code` was read earlier, perhaps by another process; it also has the checks of tasks. If a function raises, returns
+    anything but numbers from −1 to 1, or misses its deadline, UserCodeError is raised and ends the run. With
+    `on_error: lose_episode`, RewardFunctionError is raised instead, and only the episode is lost.
     """
 
     def __init__(
-        self, functions: Mapping[str, RewardFunctionConfig], *, environment: Mapping[str, str], log: Path
+        self,
+        functions: Mapping[str, RewardFunctionConfig],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        code: Code | None = None,
     ) -> None:
-        self._functions = functions
+        self._functions = dict(functions)
+        self.code = code or Code.read(function.function for function in functions.values())
+        self.digest = self.code.digest
         self._environment = environment
         self._log = log
+        self._per: dict[str, Per] = {}
         self._numbers = itertools.count()
         self._calls: dict[int, _Call] = {}
         self._probing: set[asyncio.Task[None]] = set()
@@ -119,12 +99,24 @@ class RewardFunctions:
     def names(self) -> tuple[str, ...]:
         return tuple(self._functions)
 
+    @property
+    def of_groups(self) -> tuple[str, ...]:
+        """The functions that are called per group."""
+        return tuple(name for name in self._functions if self._per[name] == "group")
+
     async def __aenter__(self) -> Self:
         for name, value in self._environment.items():
             if looks_secret(name):
                 SECRETS.add(name, value)
         try:
             await self._start()
+            for name in self.of_groups:
+                function = self._functions[name]
+                if function.probes or function.on_error != "stop":
+                    raise UserCodeError(
+                        f"rewards.functions.{name} is called once per group, after its episodes released their tools",
+                        fix="remove its probes and its on_error, or make it a function per episode",
+                    )
         except BaseException:
             await self.__aexit__()
             raise
@@ -134,39 +126,85 @@ class RewardFunctions:
         await self._stop()
         self._folder.cleanup()
 
-    async def grade(self, episode: EpisodeView) -> dict[str, float]:
-        """The value of each function for an episode."""
-        values = await run_all(self._value(name, episode) for name in self._functions)
-        return dict(zip(self._functions, values, strict=True))
+    def leave_out_groups(self, rewards: RewardsConfig) -> RewardsConfig:
+        """For episodes that belong to no group: return the rewards without the functions per group."""
+        for name in self.of_groups:
+            del self._functions[name]
+        return rewards.model_copy(update={"functions": dict(self._functions)})
 
-    async def _value(self, name: str, episode: EpisodeView) -> float:
-        function = self._functions[name]
-        async with self._starting:
-            if self._child is None:
-                await self._start()
-        assert episode.probing is not None
-        number = next(self._numbers)
-        call = _Call(asyncio.get_running_loop().create_future(), episode.probing, frozenset(function.probes))
-        self._calls[number] = call
-        try:
-            self._send(("call", number, name, replace(episode, probing=None)))
-            async with asyncio.timeout(function.deadline_s):
-                return await call.result
-        except TimeoutError:
-            place = await self._interrupt()
-            what = f"{place}: {function.function} took longer than {function.deadline_s:g} s"
-            raise self._fault(function, f"{what} {_of(episode)}", "make it faster, or raise its deadline_s") from None
-        except _FunctionFailed as failed:
-            raise self._fault(function, f"{failed} {_of(episode)}", "correct the code there") from None
-        finally:
-            del self._calls[number]
+    async def grade(self, episode: EpisodeView) -> dict[str, float | list[float]]:
+        """Return the values of the functions for an episode; those per group are left out."""
+        calls = {name: (name, own) for name, own in self._functions.items() if self._per[name] != "group"}
+        if (check := episode.task.goal.check) is not None:
+            if (per := self._per.get(check.function)) != "episode":
+                problem = "was not read when the run started" if per is None else f"is a function per {per}"
+                raise UserCodeError(
+                    f"{check.function}, the check of task {episode.task.id}, {problem}",
+                    fix="make it a function per episode, of a task in tasks.train or tasks.validation",
+                )
+            own = RewardFunctionConfig(function=check.function, weight=0, probes=check.probes)
+            calls["check"] = check.function, own
+        bare = replace(episode, probing=None)
+        values = await run_all(self._call(name, own, bare, episode.probing) for name, own in calls.values())
+        return dict(zip(calls, values, strict=True))
+
+    async def grade_group(
+        self, task: Task, trajectories: Sequence[Trajectory], rewards: RewardsConfig
+    ) -> tuple[Trajectory, ...]:
+        """Return a complete group with the parts of the functions per group. The last turns get what they add.
+
+        An episode that never began, or that ended its server, keeps its reward.
+        """
+        views = tuple(
+            EpisodeView(task=task, turns=t.turns, answer=t.answer, stop=t.stop, parts=dict(t.reward_parts))
+            for t in trajectories
+        )
+        names = self.of_groups
+        columns: tuple[list[float], ...] = await run_all(
+            self._call(name, self._functions[name], views, None) for name in names
+        )
+        return tuple(
+            _with_parts(trajectory, dict(zip(names, values, strict=True)), rewards)
+            for trajectory, values in zip(trajectories, zip(*columns, strict=True), strict=True)
+        )
+
+    async def _call(
+        self,
+        name: str,
+        function: RewardFunctionConfig,
+        subject: EpisodeView | tuple[EpisodeView, ...],
+        probe: Probe | None,
+    ) -> Any:
+        while True:
+            async with self._starting:
+                if self._child is None:
+                    await self._start()
+            number, result = next(self._numbers), asyncio.get_running_loop().create_future()
+            call = self._calls[number] = _Call(result, probe, frozenset(function.probes), self._child)
+            try:
+                self._send(("call", number, name, subject))
+                async with asyncio.timeout(function.deadline_s):
+                    return await result
+            except _ProcessReplacedError:
+                continue
+            except TimeoutError:
+                async with self._starting:
+                    if self._child is not call.child:
+                        continue  # another function held up their process
+                    place = await self._interrupt()
+                what = f"{place}: {function.function} took longer than {function.deadline_s:g} s {_of(subject)}"
+                raise self._fault(function, what, "make the function faster, or raise its deadline_s") from None
+            except _FunctionFailed as failed:
+                raise self._fault(function, f"{failed} {_of(subject)}", "correct the code at this line") from None
+            finally:
+                del self._calls[number]
 
     def _fault(self, function: RewardFunctionConfig, what: str, fix: str) -> UserCodeError | RewardFunctionError:
         return (RewardFunctionError if function.on_error == "lose_episode" else UserCodeError)(what, fix=fix)
 
     async def _start(self) -> None:
         self._trace.write_bytes(b"")
-        command = [sys.executable, "-m", "mcprl.episodes.reward_process", str(self._trace)]
+        command = [sys.executable, "-P", str(_PROCESS), str(self._trace)]
         clean = SECRETS.line_cleaner()
         child = await ChildProcess.start(command, env=self._environment, log=self._log, pipes=True, clean=clean)
         self._child = child
@@ -177,7 +215,8 @@ class RewardFunctions:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), child.stdout)
         transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, child.stdin)
         self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
-        self._send(("load", {name: function.function for name, function in self._functions.items()}))
+        references = {name: function.function for name, function in self._functions.items()}
+        self._send(("load", self.code, references | {each: each for each in self.code.references}))
         try:
             async with asyncio.timeout(_START_S):
                 loaded = json.loads(await reader.readline() or "null")
@@ -187,9 +226,10 @@ class RewardFunctions:
                 f"{place}: importing the reward functions took longer than {_START_S:g} s", fix="make the import faster"
             ) from None
         if loaded is None or "error" in loaded:
-            why = f"its process ended, see {child.log}" if loaded is None else loaded["error"]
+            why = f"its process ended; see {child.log}" if loaded is None else loaded["error"]
             await self._stop()
-            raise UserCodeError(f"rewards.functions: {why}", fix="correct the code there")
+            raise UserCodeError(f"rewards.functions: {why}", fix="correct the code at this line")
+        self._per = loaded["per"]
         self._reader = asyncio.create_task(self._read(reader, child))
 
     def _send(self, message: tuple[Any, ...]) -> None:
@@ -222,6 +262,7 @@ class RewardFunctions:
         if tool not in call.probes:
             self._send(("probed", reply["probe"], f"{tool!r} is not in `probes` of this function in the recipe"))
             return
+        assert call.probe is not None
         try:
             seen = await call.probe(ToolCall(name=tool, arguments=arguments))
         except InfrastructureError as error:
@@ -231,7 +272,7 @@ class RewardFunctions:
         self._send(("probed", reply["probe"], seen))
 
     async def _interrupt(self) -> str:
-        """Where the function is now, by a stack that the child dumps even if the GIL is held; then kill the child."""
+        """Kill the process after it dumped its stack, even if the GIL is held. Return where the function was."""
         child = self._child
         assert child is not None
         child.send(signal.SIGUSR1)
@@ -239,7 +280,10 @@ class RewardFunctions:
             while not self._trace.stat().st_size and not await child.ends_within(_TRACE_S / 10):
                 pass
         await self._stop()
-        folders = {Path(function.function).parent for function in self._functions.values()}
+        for call in self._calls.values():
+            if not call.result.done():
+                call.result.set_exception(_ProcessReplacedError)
+        folders = {Path(reference).parent for reference in self.code.references}
         frames = _FRAME.finditer(self._trace.read_text(errors="replace"))
         own = (f"{frame['file']}:{frame['line']}" for frame in frames if Path(frame["file"]).parent in folders)
         return next(own, "not in your code")
@@ -256,23 +300,49 @@ class RewardFunctions:
             await child.stop(grace_s=0.0)
 
 
+def code_of(rewards: RewardsConfig, tasks: Sequence[Task]) -> Code:
+    """Read the code of the reward functions of a recipe and of the checks of tasks."""
+    checks = (task.goal.check.function for task in tasks if task.goal.check is not None)
+    return Code.read([*(function.function for function in rewards.functions.values()), *checks])
+
+
 @asynccontextmanager
 async def open_functions(
-    rewards: RewardsConfig, catalog: Catalog, *, env_file: Path | None, logs: Path
+    rewards: RewardsConfig, catalog: Catalog, *, env_file: Path | None, logs: Path, code: Code
 ) -> AsyncGenerator[RewardFunctions | None]:
-    """Open the reward functions of a recipe, or None if it has none. Raises if no server lists a tool to probe."""
-    functions = rewards.functions
-    if not functions:
+    """Start the functions of `code_of(rewards, tasks)`. Yields None if there are none.
+
+    Raises if no server lists a tool to probe.
+    """
+    if not code.references:
         yield None
         return
+    functions = rewards.functions
     catalog.require([tool for one in functions.values() for tool in one.probes], wanted_by="rewards.functions")
-    async with RewardFunctions(functions, environment=load_keys(env_file), log=logs / "rewards.log") as opened:
+    environment, log = load_keys(env_file), logs / "rewards.log"
+    async with RewardFunctions(functions, environment=environment, log=log, code=code) as opened:
         yield opened
 
 
 class _FunctionFailed(Exception):
-    """The process reports that a function raised or returned something else than a number."""
+    """The process reported that a function raised or did not return a number."""
 
 
-def _of(episode: EpisodeView) -> str:
-    return f"(task {episode.task.id}, {len(episode.turns)} turns)"
+class _ProcessReplacedError(Exception):
+    """Another function missed its deadline, which ended their process."""
+
+
+def _with_parts(trajectory: Trajectory, values: Mapping[str, float], rewards: RewardsConfig) -> Trajectory:
+    if not trajectory.turns or trajectory.stop is StopReason.CAUSED_FAULT:
+        return replace(trajectory, reward_parts={**trajectory.reward_parts, **dict.fromkeys(values, 0.0)})
+    *before, last = trajectory.turns
+    parts = {**trajectory.reward_parts, **values}
+    reward = weigh(parts, rewards)
+    last = replace(last, reward=last.reward + reward - trajectory.reward)
+    return replace(trajectory, turns=(*before, last), reward=reward, reward_parts=parts)
+
+
+def _of(subject: EpisodeView | tuple[EpisodeView, ...]) -> str:
+    if isinstance(subject, tuple):
+        return f"(task {subject[0].task.id}, a group of {len(subject)})"
+    return f"(task {subject.task.id}, {len(subject.turns)} turns)"

@@ -1,9 +1,9 @@
 """The process of the reward functions: reads episodes from stdin, writes numbers to stdout.
 
-    python -m mcprl.episodes.reward_process TRACE
+    python reward_process.py TRACE
 
-Messages to it are pickles with their length before them; it answers in lines of JSON. What the functions print goes to
-the log. On SIGUSR1 it writes the stacks of all threads to TRACE.
+Each input message is its length and a pickle. Answers are lines of JSON. Whatever the functions print goes to the log.
+On SIGUSR1 it writes the stacks of all threads to TRACE.
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ import faulthandler
 import inspect
 import itertools
 import json
-import math
 import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from mcprl.episodes.reward_functions import EpisodeView
 from mcprl.errors import UserCodeError
-from mcprl.functions import UserCode, load_function
+from mcprl.functions import Code, EpisodeView, UserCode, load_function
 from mcprl.records import Observation, ToolCall
-
-__all__ = ["main"]
 
 _HEADER_BYTES = 8
 
@@ -49,7 +45,7 @@ class _Process:
             except asyncio.IncompleteReadError:
                 return
             if kind == "load":
-                self._load(rest[0])
+                self._load(*rest)
             elif kind == "probed":
                 self._take_probed(*rest)
             else:
@@ -57,17 +53,20 @@ class _Process:
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
 
-    def _load(self, references: dict[str, str]) -> None:
+    def _load(self, code: Code, references: dict[str, str]) -> None:
+        code.use()
         try:
             for name, reference in references.items():
-                function = load_function(reference, f"rewards.functions.{name}.function")
+                is_check = name == reference
+                setting = "the check of a task" if is_check else f"rewards.functions.{name}.function"
+                function = load_function(reference, setting)
                 self._functions[name] = (reference, function)
         except UserCodeError as error:
             self._say(error=error.what)
         else:
-            self._say(loaded=list(references))
+            self._say(per={name: _per(function) for name, (_, function) in self._functions.items()})
 
-    async def _call(self, number: int, name: str, episode: EpisodeView) -> None:
+    async def _call(self, number: int, name: str, subject: EpisodeView | tuple[EpisodeView, ...]) -> None:
         reference, function = self._functions[name]
 
         async def probe(call: ToolCall) -> Observation:
@@ -79,18 +78,19 @@ class _Process:
             finally:
                 del self._probed[own]
 
-        view = replace(episode, probing=probe)
+        view = list(subject) if isinstance(subject, tuple) else replace(subject, probing=probe)
         try:
             with UserCode(reference):
-                if inspect.iscoroutinefunction(function):
-                    value = await function(view)
-                else:
-                    value = await asyncio.to_thread(function, view)
-                value = _number(value)
+                is_async = inspect.iscoroutinefunction(function)
+                value = function(view) if is_async else await asyncio.to_thread(function, view)
+                value = await value if inspect.isawaitable(value) else value
+                problem, value = _checked(value, function, subject, least=0 if name == reference else -1)
+            if problem is not None:
+                raise UserCodeError(f"{_place_of(function, reference)}: {reference} {problem}", fix="return that")
         except UserCodeError as error:
             self._say(call=number, error=error.what)
         else:
-            self._say(call=number, value=value)
+            self._say(call=number, value=[*map(float, value)] if isinstance(value, list) else float(value))
 
     def _take_probed(self, number: int, seen: Observation | str) -> None:
         future = self._probed[number]
@@ -104,11 +104,36 @@ class _Process:
         self._output.flush()
 
 
-def _number(value: object) -> float:
-    if isinstance(value, int | float) and math.isfinite(value) and -1 <= value <= 1:
-        return float(value)
+def _place_of(function: Callable[..., Any], reference: str) -> str:
+    """The first line of a function; the file of anything else that can be called."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return reference.rpartition(":")[0] if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _per(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "reward_per", "episode"))
+
+
+def _checked(
+    value: object, function: Callable[..., Any], subject: EpisodeView | tuple[EpisodeView, ...], *, least: int
+) -> tuple[str | None, float | list[float]]:
+    """Return what is wrong with a value, if anything, and the value."""
+    if _per(function) == "episode":
+        return None if _is_number(value, least) else _wrong(value, f"a number from {least} to 1"), cast("float", value)
+    size = len(subject) if isinstance(subject, tuple) else len(subject.turns)
+    wanted = f"a list of {size} numbers from -1 to 1, one per {'episode' if isinstance(subject, tuple) else 'turn'}"
+    numbers = list(cast("Sequence[object]", value)) if isinstance(value, list | tuple) else []
+    fits = isinstance(value, list | tuple) and len(numbers) == size and all(map(_is_number, numbers))
+    return None if fits else _wrong(cast("object", value), wanted), cast("list[float]", numbers)
+
+
+def _is_number(value: object, least: int = -1) -> bool:
+    return isinstance(value, int | float) and least <= value <= 1  # NaN is not
+
+
+def _wrong(value: object, wanted: str) -> str:
     shown = f"{value!r}"[:100]
-    raise ValueError(f"returned {shown}, a {type(value).__name__}; return a number from -1 to 1")
+    return f"returned {shown}, a {type(value).__name__}; it must return {wanted}"
 
 
 async def _serve(output: BinaryIO) -> None:
@@ -119,7 +144,7 @@ async def _serve(output: BinaryIO) -> None:
 
 def main(trace: str) -> None:
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what functions print must not mix with our answers
+    os.dup2(2, 1)  # what functions print must not be mixed with our answers
     with Path(trace).open("wb") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         asyncio.run(_serve(output))

@@ -7,10 +7,12 @@ into one number. The reward of a turn is the change in that number, so the turn 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -27,6 +29,8 @@ from mcprl.goals import (
     ExpectedWrite,
     Goal,
     HasAll,
+    HasDate,
+    HasFields,
     HasNumber,
     Matches,
     MeetsSome,
@@ -40,6 +44,7 @@ __all__ = [
     "numbers_in",
     "pair_in_any_order",
     "pair_in_order",
+    "pair_in_sets",
     "require_judge",
     "require_scorable",
     "score",
@@ -50,7 +55,7 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
-PARTS: Final = ("answer", "state", "calls", "arguments", "efficiency", "rubric")
+PARTS: Final = ("answer", "state", "calls", "arguments", "efficiency", "rubric", "check")
 """Parts between 0 and 1. The reward is their weighted mean."""
 PENALTIES: Final = ("invalid_call", "unanswered")
 """Counts. Each occurrence subtracts its weight."""
@@ -58,7 +63,7 @@ _GOOD_GRADE: Final = 0.5
 
 # Rewards are multiples of 1/_GRID, so that their sums and differences are exact in any order.
 _GRID: Final = 2**40
-# Larger than the number of calls in a goal; see _gain.
+# Larger than the number of calls in a goal. Used in _gain.
 _PAIRS: Final = 2**20
 
 
@@ -76,7 +81,8 @@ def score(
 
     `answer` is the text of the final turn and `stop` the reason why the episode ended; both are None before that.
     `state` is the fraction of the goal's `state` that was reached, or None if it is not yet known. `graded` holds the
-    parts from the judge (`rubric`) and from reward functions. `weights` only decide which pairing of calls is best.
+    parts from the judge (`rubric`), the task's own check and reward functions. `weights` only decide which pairing of
+    calls is best.
     """
     graded = graded or {}
     # An injected failure counts neither for nor against the policy.
@@ -89,13 +95,13 @@ def score(
         parts["state"] = reached / (len(goal.state) + len(goal.writes))
     if goal.calls or goal.min_calls:
         parts |= _score_calls(goal, worked, len(made), weights)
-    if goal.rubric is not None and "rubric" in graded:
-        parts["rubric"] = graded["rubric"]
+    wanted = {"rubric": goal.rubric, "check": goal.check}
+    parts |= {name: graded[name] for name, field in wanted.items() if field is not None and name in graded}
     if goal.answer is not None:
         parts["answer"] = _score_answer(goal, answer, parts)
     parts["invalid_call"] = float(len(made) - len(worked))
     parts["unanswered"] = float(stop is not None and stop is not StopReason.ANSWERED)
-    own = {name: value for name, value in graded.items() if name != "rubric"}
+    own = {name: value for name, value in graded.items() if name not in PARTS}
     return {name: parts[name] for name in (*PARTS, *PENALTIES) if name in parts} | own
 
 
@@ -106,9 +112,11 @@ def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
     if not total > 0:
         checked = ", ".join(name for name in parts if name not in PENALTIES)
         raise BadValueError(
-            f"there is nothing to reward: the goal checks {checked or 'nothing'}"
-            + (", and each of these has weight 0" if checked else ""),
-            fix="set one of these weights in rewards" if checked else "give the task an answer, calls or a state",
+            f"an episode cannot earn a reward: the goal checks {checked or 'nothing'}"
+            + (", which has weight 0" if checked else ""),
+            fix="set the weight of one of these parts in rewards"
+            if checked
+            else "give the task an answer, calls or a state",
         )
     value = sum(weight * part for weight, part in present) / total
     value -= sum(float(getattr(weights, name)) * parts[name] for name in PENALTIES)
@@ -116,8 +124,11 @@ def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
 
 
 def succeeded(parts: Mapping[str, float]) -> bool:
-    """Return True if the task is solved: by its outcome if the goal checks one, else by calls, else by functions."""
-    outcomes = {"answer": 1.0, "state": 1.0, "rubric": _GOOD_GRADE}
+    """Return whether the task is solved.
+
+    The outcome decides if the goal checks it, otherwise the calls, otherwise the check functions.
+    """
+    outcomes = {"answer": 1.0, "state": 1.0, "check": 1.0, "rubric": _GOOD_GRADE}
     checked = [parts[name] >= least for name, least in outcomes.items() if name in parts]
     if checked or "calls" in parts:
         return all(checked) if checked else parts["calls"] == 1.0
@@ -131,7 +142,7 @@ def _score_answer(goal: Goal, answer: str | None, others: Mapping[str, float]) -
         return 0.0
     if isinstance(goal.answer, AnyText):
         # Any text is accepted, so the answer scores no higher than the other parts.
-        return min((others[name] for name in ("calls", "state", "rubric") if name in others), default=1.0)
+        return min((others[name] for name in ("calls", "state", "rubric", "check") if name in others), default=1.0)
     return 1.0
 
 
@@ -156,11 +167,14 @@ def _score_calls(
         for want in goal.calls
     ]
     wanted = sum(len(want.arguments) for want in goal.calls)
-    # How much one more pair, and one more correct argument, adds to the weighted sum.
+    # The increase of the weighted sum per additional pair, and per additional correct argument.
     per_pair = (weights.calls + weights.efficiency * thrift) * enough / max(1, len(goal.calls))
     per_argument = weights.arguments / max(1, wanted)
     gains = [[None if count is None else _gain(per_pair + per_argument * count) for count in row] for row in right]
-    pairs = pair_in_any_order(gains) if goal.in_any_order else pair_in_order(gains)
+    if goal.call_sets:
+        pairs = pair_in_sets(gains, goal.call_sets)
+    else:
+        pairs = pair_in_any_order(gains) if goal.in_any_order else pair_in_order(gains)
     calls = enough * (len(pairs) / len(goal.calls) if goal.calls else 1.0)
     parts = {"calls": calls, "efficiency": calls * thrift}
     if wanted:
@@ -178,7 +192,7 @@ def _right_arguments(want: ExpectedCall, given: Mapping[str, Any]) -> int:
 
 
 def _is_same(wanted: object, given: object) -> bool:
-    """Compare values. Case and outer spaces are ignored; 5 equals 5.0, but true is not 1, and "5" is not 5."""
+    """Compare two values. Case and outer spaces are ignored; 5 equals 5.0, but true is not 1, and "5" is not 5."""
     if isinstance(wanted, str) and isinstance(given, str):
         return wanted.strip().casefold() == given.strip().casefold()
     if isinstance(wanted, bool) or isinstance(given, bool):
@@ -256,6 +270,28 @@ def pair_in_any_order(gains: Gains) -> list[tuple[int, int]]:
     return sorted((row, column) for row, column in column_of.items() if column < made)
 
 
+def pair_in_sets(gains: Gains, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pairs (i, j) with the largest total gain: sets in order, the calls of a set in any order.
+
+    A state is the current set and which of its expected calls are paired. `best` has the pairs with the largest gain of
+    each state after the actual calls so far. Task files have sets of at most 6 calls, so there are few.
+    """
+    starts = [0, *itertools.accumulate(sizes)]
+    best: dict[tuple[int, int], tuple[int, tuple[tuple[int, int], ...]]] = {(0, 0): (0, ())}
+    for j in range(len(gains[0]) if gains else 0):
+        for (current, paired), (total, pairs) in list(best.items()):
+            for later in range(current, len(sizes)):
+                taken = paired if later == current else 0
+                for place in range(sizes[later]):
+                    gain = gains[starts[later] + place][j]
+                    if gain is None or taken >> place & 1:
+                        continue
+                    state = later, taken | 1 << place
+                    if state not in best or best[state][0] < total + gain:
+                        best[state] = total + gain, (*pairs, (starts[later] + place, j))
+    return list(max(best.values(), key=lambda found: found[0])[1])
+
+
 _MONTH = (
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
     r"|nov(?:ember)?|dec(?:ember)?)\.?"
@@ -297,6 +333,13 @@ def meets(expected: ExpectedText, text: str) -> bool:
             return text.strip().casefold() == expected.text.strip().casefold()
         case HasNumber():
             return _has_number(expected, text)
+        case HasDate():
+            dates = set(_dates_in(text))
+            near = any(abs(day - date.fromisoformat(expected.date)).days <= expected.tolerance_days for day in dates)
+            return near and (expected.at_most is None or len(dates) <= expected.at_most)
+        case HasFields():
+            found = _object_in(text)
+            return found is not None and all(_field_meets(found, name, each) for name, each in expected.fields.items())
         case HasAll():
             has_all = all(_contains_words(text, member) for member in expected.members)
             return has_all and not any(_contains_words(text, other) for other in expected.none_of)
@@ -308,19 +351,26 @@ def meets(expected: ExpectedText, text: str) -> bool:
 
 
 def why_unusable(expected: ExpectedText) -> str | None:
-    """Return why this expectation cannot be checked (no text, or every text, meets it), or None if it can."""
+    """Return why an expectation cannot be checked, or None if it can."""
     match expected:
         case Contains() | Exactly():
-            return None if expected.text.strip() else "an empty text is expected"
+            return None if expected.text.strip() else "the expected text is empty"
         case HasNumber():
             if not (math.isfinite(expected.value) and math.isfinite(expected.tolerance) and expected.tolerance >= 0):
-                return "a number and its tolerance must be finite, the tolerance 0 or more"
-            return "at_most must be 1 or more" if expected.at_most is not None and expected.at_most < 1 else None
+                return "a number and its tolerance must be finite, and the tolerance at least 0"
+            return "at_most must be at least 1" if expected.at_most is not None and expected.at_most < 1 else None
         case HasAll():
             words = (*expected.members, *expected.none_of)
-            return None if words and all(word.strip() for word in words) else "an empty text is expected"
+            return None if words and all(word.strip() for word in words) else "the expected text is empty"
         case Matches():
             return why_no_pattern(expected.pattern)
+        case HasDate():
+            is_date = _ISO_DATE.fullmatch(expected.date) is not None and _day(expected.date) is not None
+            return (
+                None if is_date and expected.tolerance_days >= 0 else f"{expected.date!r} is not a date as 2025-11-14"
+            )
+        case HasFields():
+            return next(filter(None, map(why_unusable, expected.fields.values())), None)
         case MeetsSome():
             if not 1 <= (len(expected.of) if expected.at_least is None else expected.at_least) <= len(expected.of):
                 return "at_least must be between 1 and the number of expectations"
@@ -351,7 +401,7 @@ def _value(found: re.Match[str]) -> Decimal:
 
 
 def _has_number(expected: HasNumber, text: str) -> bool:
-    numbers = _different_numbers(text)
+    numbers = _different_numbers(text) if expected.unit is None else _quantities(text, expected.unit)
     if expected.at_most is not None and len(numbers) > expected.at_most:
         return False
     # Use decimals, because floats would round: 213.885 is within 0.005 of 213.88.
@@ -363,6 +413,112 @@ def _has_number(expected: HasNumber, text: str) -> bool:
 def _different_numbers(text: str) -> frozenset[Decimal]:
     # A goal may check several numbers of one text.
     return frozenset(numbers_in(text))
+
+
+# Units by kind, each with its size in the smallest one.
+_SIZES: Final[Mapping[str, Mapping[str, str]]] = {
+    "length": {"mm": "1", "cm": "1e1", "m": "1e3", "km": "1e6", "inch": "25.4", "ft": "304.8", "mi": "1609344"},
+    "mass": {"mg": "1", "g": "1e3", "kg": "1e6", "t": "1e9", "oz": "28349.523125", "lb": "453592.37"},
+    "time": {"ms": "1", "s": "1e3", "min": "6e4", "h": "3.6e6", "d": "8.64e7"},
+    "data": {"B": "1", "KB": "1e3", "MB": "1e6", "GB": "1e9", "TB": "1e12"},
+    "temperature": {"°C": "1.8", "°F": "1"},
+    "share": {"%": "1"},
+}
+_UNITS: Final[Mapping[str, tuple[str, Decimal]]] = {
+    unit: (kind, Decimal(size)) for kind, sizes in _SIZES.items() for unit, size in sizes.items()
+}
+_ZEROS: Final[Mapping[str, Decimal]] = {"°C": Decimal(32)}  # in °F
+_SPELLED: Final = {
+    "mm": "millimetre millimeter",
+    "cm": "centimetre centimeter",
+    "m": "metre meter",
+    "km": "kilometre kilometer",
+    "inch": "inche",
+    "ft": "foot feet",
+    "mi": "mile",
+    "mg": "milligram",
+    "g": "gram",
+    "kg": "kilogram",
+    "t": "tonne",
+    "oz": "ounce",
+    "lb": "pound lb",
+    "ms": "millisecond",
+    "s": "second sec",
+    "min": "minute min",
+    "h": "hour hr",
+    "d": "day",
+    "B": "byte",
+    "%": "percent",
+}
+_UNIT_OF: Final = {unit: unit for unit in _UNITS} | {
+    form: unit for unit, words in _SPELLED.items() for word in words.split() for form in (word, f"{word}s")
+}
+_QUANTITY = re.compile(
+    r"(?<![\w.,])(?P<number>[-+−]?[0-9]{1,3}(?:,[0-9]{3}){1,9}+(?:\.[0-9]{1,30}+)?|[-+−]?[0-9]{1,30}+(?:\.[0-9]{1,30}+)?)"
+    r"[ \u00a0\u202f-]?(?P<unit>[a-zA-Z]{1,12}+|%|°[CF])(?!\w)"
+)
+
+
+def _quantities(text: str, wanted: str) -> frozenset[Decimal]:
+    """Return the quantities in a text that are of the kind of the unit `wanted`, in this unit."""
+    kind, size = _UNITS[wanted]
+    found: set[Decimal] = set()
+    for match in _QUANTITY.finditer(text):
+        unit = _UNIT_OF.get(match["unit"]) or _UNIT_OF.get(match["unit"].lower())
+        if unit is not None and _UNITS[unit][0] == kind:
+            number = Decimal(match["number"].replace(",", "").replace("−", "-"))
+            found.add((number * _UNITS[unit][1] + _ZEROS.get(unit, 0) - _ZEROS.get(wanted, 0)) / size)
+    return frozenset(found)
+
+
+_ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_DATE = re.compile(
+    rf"(?<![\w.:])(?:(?P<iso>{_ISO_DATE.pattern})(?![0-9])"
+    rf"|(?P<month>{_MONTH})\s(?P<day>{_DAY}),?\s(?P<year>[0-9]{{4}})(?!\w)"
+    rf"|(?P<day2>{_DAY})\s(?P<month2>{_MONTH}),?\s(?P<year2>[0-9]{{4}})(?!\w))",
+    re.IGNORECASE,
+)
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+def _dates_in(text: str) -> Iterator[date]:
+    for found in _DATE.finditer(text):
+        written = found["iso"]
+        if written is None:
+            month = 1 + _MONTHS.index((found["month"] or found["month2"])[:3].lower())
+            day = int((found["day"] or found["day2"]).rstrip("stndrhSTNDRH"))
+            written = f"{found['year'] or found['year2']}-{month:02}-{day:02}"
+        if (known := _day(written)) is not None:
+            yield known
+
+
+def _day(written: str) -> date | None:
+    try:
+        return date.fromisoformat(written)
+    except ValueError:
+        return None  # no such day in the calendar
+
+
+def _object_in(text: str) -> object | None:
+    """The JSON object in an answer, which may have text around it."""
+    begin, end = text.find("{"), text.rfind("}")
+    try:
+        return json.loads(text[begin : end + 1]) if begin >= 0 else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _field_meets(found: object, name: str, expected: ExpectedText) -> bool:
+    for key in name.split("."):
+        if isinstance(found, Mapping):
+            found = cast("Mapping[str, object]", found).get(key)
+        elif isinstance(found, list) and key.isdecimal():
+            found = next(iter(cast("list[object]", found)[int(key) : int(key) + 1]), None)
+        else:
+            found = None
+    if found is None:
+        return False
+    return meets(expected, found if isinstance(found, str) else json.dumps(found, ensure_ascii=False))
 
 
 def _contains_words(text: str, words: str) -> bool:
@@ -384,7 +540,7 @@ def require_scorable(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
                 raise TaskFileError(f"task {task.id}: {problem}", fix="correct the task's goal")
     require_judge(tasks, rewards)
     for task in tasks:
-        names = [*rewards.functions, "rubric"] if rewards.judge is not None else list(rewards.functions)
+        names = [*rewards.functions, "check", *(["rubric"] if rewards.judge is not None else [])]
         graded = dict.fromkeys(names, 0.0)
         try:
             weigh(score(task.goal, (), None, None, weights=rewards, graded=graded), rewards)
@@ -399,14 +555,14 @@ def require_judge(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
     with_rubric = [task for task in tasks if task.goal.rubric is not None]
     for task in with_rubric:
         goal = task.goal
-        if goal.answer is None and not (goal.calls or goal.min_calls or goal.state or goal.writes):
+        if goal.answer is None and not (goal.calls or goal.min_calls or goal.state or goal.writes or goal.check):
             raise BadValueError(
-                f"task {task.id} is checked by its rubric alone, and rewards.judge is not set",
-                fix="set rewards.judge to the endpoint of a judge, or give the task an answer, calls or a state",
+                f"task {task.id} is checked only by its rubric, but rewards.judge is not set",
+                fix="configure rewards.judge, or give the task an answer, calls or a state",
             )
     if with_rubric:
         _logger.warning(
-            "%d of %d tasks have a rubric (first: %s), but rewards.judge is not set: rubrics do not count",
+            "%d of %d tasks have a rubric (first: %s), but rewards.judge is not set, so rubrics are ignored",
             len(with_rubric),
             len(tasks),
             with_rubric[0].id,

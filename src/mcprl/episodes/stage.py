@@ -10,7 +10,7 @@ import asyncio
 import importlib.util
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mcprl.chat import Chat, load_chat
 from mcprl.config import RunConfig
-from mcprl.episodes.collector import RunsEpisodes
+from mcprl.episodes.collector import Collector, Journal, RunsEpisodes
 from mcprl.episodes.demonstrations import Demonstrator
+from mcprl.episodes.endpoint import EndpointSettings, EndpointUse
+from mcprl.episodes.endpoint_runner import EndpointRunner, make_client
 from mcprl.episodes.environment import require_grammar, require_tools, require_worlds
 from mcprl.episodes.judge import Judge
 from mcprl.episodes.loop import EpisodeRunner
-from mcprl.episodes.reward_functions import open_functions
+from mcprl.episodes.reward_functions import RewardFunctions, code_of, open_functions
 from mcprl.episodes.rewards import require_scorable
-from mcprl.errors import MissingExtraError
+from mcprl.errors import BadValueError, MissingExtraError
+from mcprl.functions import Code
 from mcprl.grammar.masks import Grammars, TurnGrammars, load_grammars
 from mcprl.progress import Watcher
 from mcprl.records import Task, Weights
@@ -40,19 +43,18 @@ from mcprl.tools.stats import StatsDocument
 if TYPE_CHECKING:
     from mcprl.skyrl.engine import SkyrlEngine
 
-__all__ = ["MeteredSampler", "Occupancy", "PlayerKit", "Stage", "ToolFigures", "make_sampler", "open_kit", "open_stage"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerKit:
     """Everything that the episodes of a process share, except the sampler.
 
-    `runner` makes a runner for a sampler. `grammars` is None without constraints. `demonstrator` is None if nothing is
-    imitated.
+    `runner` creates an episode runner for a sampler. `grammars` is None without constraints. `demonstrator` is None if
+    nothing is imitated.
     """
 
     chat: Chat
     grammars: Grammars | None
+    functions: RewardFunctions | None
     runner: Callable[[Sampler], EpisodeRunner]
     demonstrator: Demonstrator | None
 
@@ -64,11 +66,13 @@ async def open_kit(
     *,
     logs: Path,
     tasks: Sequence[Task] = (),
+    code: Code | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[PlayerKit]:
     """Open the kit of `config` with an open toolbox. Raises if a tool that `tasks` offer has no grammar.
 
-    `tell` is called before slow steps.
+    `code` is that of the reward functions and checks, if another process read it. `tell` is called with a message
+    before each slow step.
     """
     preamble = load_preamble(config.tasks.preamble)
     async with AsyncExitStack() as stack:
@@ -80,11 +84,8 @@ async def open_kit(
             if tell is not None:
                 tell("compiling the grammar of the tools")
             grammars, turn_grammars = await asyncio.to_thread(_make_grammars, config, chat, tasks, toolbox.catalog)
-        judge = None
-        if config.rewards.judge is not None:
-            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
-        opening = open_functions(config.rewards, toolbox.catalog, env_file=config.servers.env_file, logs=logs)
-        functions = await stack.enter_async_context(opening)
+        graders = _open_graders(config, toolbox, logs, code or code_of(config.rewards, tasks))
+        judge, functions = await stack.enter_async_context(graders)
 
         def make_runner(sampler: Sampler) -> EpisodeRunner:
             return EpisodeRunner(
@@ -109,7 +110,22 @@ async def open_kit(
                 judge=judge,
                 functions=functions,
             )
-        yield PlayerKit(chat=chat, grammars=grammars, runner=make_runner, demonstrator=demonstrator)
+        yield PlayerKit(
+            chat=chat, grammars=grammars, functions=functions, runner=make_runner, demonstrator=demonstrator
+        )
+
+
+@asynccontextmanager
+async def _open_graders(
+    config: RunConfig, toolbox: Toolbox, logs: Path, code: Code
+) -> AsyncGenerator[tuple[Judge | None, RewardFunctions | None]]:
+    async with AsyncExitStack() as stack:
+        judge = None
+        if config.rewards.judge is not None:
+            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
+        env_file = config.servers.env_file
+        opening = open_functions(config.rewards, toolbox.catalog, env_file=env_file, logs=logs, code=code)
+        yield judge, await stack.enter_async_context(opening)
 
 
 def _make_grammars(
@@ -155,7 +171,7 @@ class Occupancy:
 
 
 class MeteredSampler:
-    """A sampler that measures its occupancy."""
+    """A sampler that measures its own occupancy."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -193,8 +209,9 @@ class ToolFigures(Protocol):
 class Stage:
     """Everything that episodes need: tools and a sampler. Training adds a learner.
 
-    `grammars` is None without constraints, `engine` is None unless the engine is SkyRL, and `demonstrator` is None
-    if nothing is imitated. `toolbox` belongs to this process; `figures` cover all workers.
+    `grammars` is None without constraints, `engine` is None unless the engine is SkyRL, `functions` is None without
+    reward functions, and `demonstrator` is None if nothing is imitated. `toolbox` belongs to this process; `figures`
+    cover all workers.
     """
 
     toolbox: Toolbox
@@ -204,7 +221,16 @@ class Stage:
     engine: SkyrlEngine | None
     sampler: MeteredSampler
     runner: RunsEpisodes
+    functions: RewardFunctions | None
     demonstrator: Demonstrator | None
+
+    @property
+    def code(self) -> Code | None:
+        """The code of the reward functions and checks."""
+        return None if self.functions is None else self.functions.code
+
+    def collector(self, config: RunConfig, journal: Journal | None = None) -> Collector:
+        return Collector(self.runner, config.episodes, journal, config.rewards, self.functions)
 
 
 @asynccontextmanager
@@ -230,11 +256,8 @@ async def open_stage(
 
         limits = make_shared_limits(config, earlier_calls)
     async with AsyncExitStack() as stack:
-        watcher.stage("starting the tool servers")
         opening = open_toolbox(config.servers, log_dir=logs, limits=limits, earlier_calls=earlier_calls)
-        toolbox = await stack.enter_async_context(opening)
-        require_tools(tasks, toolbox.catalog)
-        require_worlds(tasks, toolbox)
+        toolbox = await stack.enter_async_context(_checked(opening, tasks, watcher))
         kit = await stack.enter_async_context(open_kit(config, toolbox, logs=logs, tasks=tasks, tell=watcher.stage))
         engine = None
         if config.engine == "skyrl":
@@ -250,7 +273,8 @@ async def open_stage(
             from mcprl.episodes.ray_workers import RayWorkers
 
             watcher.stage(f"starting {config.workers.count} workers")
-            workers = RayWorkers(config, sampler=sampler, limits=limits, toolbox=toolbox, logs=logs)
+            code = None if kit.functions is None else kit.functions.code
+            workers = RayWorkers(config, sampler=sampler, limits=limits, toolbox=toolbox, logs=logs, code=code)
             runner = figures = await stack.enter_async_context(workers)
         yield Stage(
             toolbox=toolbox,
@@ -260,12 +284,53 @@ async def open_stage(
             engine=engine,
             sampler=sampler,
             runner=runner,
+            functions=kit.functions,
             demonstrator=kit.demonstrator,
         )
 
 
+@asynccontextmanager
+async def open_endpoint_runner(
+    config: RunConfig, settings: EndpointSettings, tasks: Sequence[Task], watcher: Watcher, *, logs: Path
+) -> AsyncGenerator[tuple[EndpointRunner, Toolbox, RewardFunctions | None, EndpointUse]]:
+    """Start the tool servers, and let a model behind an endpoint play. Loads no model and no chat template."""
+    require_scorable(tasks, config.rewards)
+    if config.workers.count:
+        raise BadValueError(
+            "workers do not play with an endpoint", fix="add --set workers.count=0: this process needs no other"
+        )
+    client = make_client(settings, load_keys(config.servers.env_file))
+    async with (
+        client,
+        _checked(open_toolbox(config.servers, log_dir=logs), tasks, watcher) as toolbox,
+        _open_graders(config, toolbox, logs, code_of(config.rewards, tasks)) as (judge, functions),
+    ):
+        runner = EndpointRunner(
+            config,
+            settings=settings,
+            client=client,
+            leases=toolbox,
+            preamble=load_preamble(config.tasks.preamble),
+            judge=judge,
+            functions=functions,
+        )
+        yield runner, toolbox, functions, client.use
+
+
+@asynccontextmanager
+async def _checked(
+    opening: AbstractAsyncContextManager[Toolbox], tasks: Sequence[Task], watcher: Watcher
+) -> AsyncGenerator[Toolbox]:
+    """Open the toolbox, and check the tasks against its tools."""
+    watcher.stage("starting the tool servers")
+    async with opening as toolbox:
+        require_tools(tasks, toolbox.catalog)
+        require_worlds(tasks, toolbox)
+        yield toolbox
+
+
 def make_engine(config: RunConfig, logs: Path, watcher: Watcher) -> SkyrlEngine:
-    """Create the engine that the sampler and the learner share. Its server stores its files beside the logs."""
+    """Create the engine that the sampler and the learner share. Its server stores its files next to the logs."""
     if importlib.util.find_spec("tinker") is None:
         raise MissingExtraError("engine is skyrl, which needs tinker", fix="install mcprl[skyrl]")
     from mcprl.skyrl.engine import SkyrlEngine
@@ -276,7 +341,7 @@ def make_engine(config: RunConfig, logs: Path, watcher: Watcher) -> SkyrlEngine:
 def make_sampler(
     config: RunConfig, logs: Path, grammars: Grammars | None, engine: SkyrlEngine | None = None
 ) -> Sampler:
-    """Create the sampler of the configured engine. Imports only the libraries of that engine."""
+    """Create the sampler of the configured engine. Only the libraries of that engine are imported."""
     if engine is not None:
         from mcprl.samplers.skyrl import SkyrlSampler
 

@@ -1,1 +1,1 @@
-"""Evaluation: `harness` runs episodes, `outcomes` judges, `statistics` and `results` analyze, `report` writes."""
+"""Evaluation of policies: running episodes, judging their outcomes, statistics, and reports."""

@@ -9,20 +9,22 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
 from mcprl.concurrency import run_all
-from mcprl.config import EpisodesConfig, RunConfig
+from mcprl.config import EpisodesConfig, RewardsConfig, RunConfig
 from mcprl.episodes import RunsEpisodes
 from mcprl.episodes.collector import lost_to, run_until_kept
-from mcprl.episodes.stage import open_stage
+from mcprl.episodes.endpoint import EndpointSettings, EndpointUse
+from mcprl.episodes.stage import ToolFigures, open_endpoint_runner, open_stage
 from mcprl.errors import BadValueError, InfrastructureError
 from mcprl.evaluation.outcomes import EpisodeOutcome, Suite, TaskSuite, named_suite, outcome_of
 from mcprl.evaluation.results import Evaluation, ServerCost
@@ -35,6 +37,9 @@ from mcprl.seeds import derive_seed
 from mcprl.tasks import load_tasks
 from mcprl.tools.stats import StatsDocument
 
+if TYPE_CHECKING:
+    from mcprl.episodes.reward_functions import RewardFunctions
+
 _STEP = 0
 
 
@@ -43,7 +48,7 @@ class Request:
     """What to evaluate: Request(config=config, suite=suite, episodes=4, sample=None, adapter=Path("…/adapter")).
 
     `config` has the settings that the suite needs. With `sample`, only a random subset of this many tasks is run; the
-    seed determines it.
+    seed determines it. With `endpoint`, its model plays instead of the one in `config`.
     """
 
     config: RunConfig
@@ -51,11 +56,12 @@ class Request:
     episodes: int = 1
     sample: int | None = None
     adapter: Path | None = None
+    endpoint: EndpointSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """An evaluation and its trajectories, ordered by task and then by member."""
+    """The result of an evaluation, and its trajectories in the order of tasks and members."""
 
     evaluation: Evaluation
     trajectories: tuple[Trajectory, ...]
@@ -64,26 +70,26 @@ class Played:
 async def evaluate(request: Request, watcher: Watcher, *, logs: Path) -> Played:
     """Run all episodes, judge them and compute the figures.
 
-    `watcher` is called after each attempt. Raises GroupIncompleteError if an episode keeps failing.
+    `watcher` is called after each attempt. Raises GroupIncompleteError if all attempts at an episode are lost.
     """
     config, suite = request.config, request.suite
     started, began = datetime.now(UTC), time.monotonic()
     every_task = suite.tasks()
     tasks = choose_tasks(every_task, request.sample, config.seed)
-    async with open_stage(config, tasks, watcher, logs=logs) as stage:
-        if request.adapter is not None:
-            watcher.stage(f"loading the adapter {request.adapter}")
-            await stage.sampler.publish(Weights(version=1, adapter=request.adapter))
-        watcher.stage(f"playing {request.episodes} of each of {len(tasks)} tasks")
-        player = Player(stage.runner, config.episodes, suite, watcher)
+    async with open_runner(request, tasks, watcher, logs) as (runner, tools, functions, endpoint):
+        watcher.stage(f"running {request.episodes} episodes of each of {len(tasks)} tasks")
+        player = Player(runner, config.episodes, suite, watcher)
         by_task = await run_all(player.play(task, request.episodes) for task in tasks)
-        servers = _costs(stage.figures.stats())
+        if functions is not None and functions.of_groups:
+            grading = (_graded(functions, task, own, config.rewards) for task, own in zip(tasks, by_task, strict=True))
+            by_task = await run_all(grading)
+        servers = _costs(tools.stats())
     outcomes = tuple(outcome for played in by_task for _, outcome in played)
     results = tuple(_result(task, suite, [o for _, o in played]) for task, played in zip(tasks, by_task, strict=True))
     evaluation = Evaluation(
         name=config.name,
         suite=suite.name,
-        model=config.model.path,
+        model=config.model.path if request.endpoint is None else request.endpoint.model,
         adapter=None if request.adapter is None else str(request.adapter),
         started=started.isoformat(timespec="seconds"),
         seconds=time.monotonic() - began,
@@ -92,6 +98,7 @@ async def evaluate(request: Request, watcher: Watcher, *, logs: Path) -> Played:
         figures=count_figures(results, outcomes),
         lost=dict(sorted(player.lost.items())),
         servers=servers,
+        endpoint=endpoint,
         tasks=results,
         episodes=outcomes,
         config=config.model_dump(mode="json"),
@@ -99,10 +106,38 @@ async def evaluate(request: Request, watcher: Watcher, *, logs: Path) -> Played:
     return Played(evaluation=evaluation, trajectories=tuple(t for played in by_task for t, _ in played))
 
 
+async def _graded(
+    functions: RewardFunctions,
+    task: Task,
+    played: tuple[tuple[Trajectory, EpisodeOutcome], ...],
+    rewards: RewardsConfig,
+) -> tuple[tuple[Trajectory, EpisodeOutcome], ...]:
+    """Add the parts of functions per group; the group is the episodes of the task."""
+    graded = await functions.grade_group(task, [trajectory for trajectory, _ in played], rewards)
+    return tuple((t, replace(outcome, reward=t.reward)) for t, (_, outcome) in zip(graded, played, strict=True))
+
+
+@asynccontextmanager
+async def open_runner(
+    request: Request, tasks: Sequence[Task], watcher: Watcher, logs: Path
+) -> AsyncGenerator[tuple[RunsEpisodes, ToolFigures, RewardFunctions | None, EndpointUse | None]]:
+    """Open what runs the episodes of the request: servers, with a model of ours or an endpoint."""
+    if request.endpoint is not None:
+        opening = open_endpoint_runner(request.config, request.endpoint, tasks, watcher, logs=logs)
+        async with opening as (runner, toolbox, functions, use):
+            yield runner, toolbox, functions, use
+        return
+    async with open_stage(request.config, tasks, watcher, logs=logs) as stage:
+        if request.adapter is not None:
+            watcher.stage(f"loading the adapter {request.adapter}")
+            await stage.sampler.publish(Weights(version=1, adapter=request.adapter))
+        yield stage.runner, stage.figures, stage.functions, None
+
+
 def choose_tasks(tasks: Sequence[Task], sample: int | None, seed: int) -> tuple[Task, ...]:
     """Return all tasks, or a random sample of them that the seed determines, in their original order."""
     if not tasks:
-        raise BadValueError("there is no task to play", fix="use --tasks to give a file with tasks")
+        raise BadValueError("there are no tasks to evaluate", fix="pass a file with tasks with --tasks")
     if sample is None or sample >= len(tasks):
         return tuple(tasks)
     drawn = random.Random(derive_seed(seed, "evaluation", "sample")).sample(range(len(tasks)), sample)
@@ -116,7 +151,7 @@ def fingerprint(task: Task) -> str:
 
 
 class Player:
-    """Runs the episodes of tasks concurrently. Episodes lost to the infrastructure are counted and run again."""
+    """Runs the episodes of all tasks concurrently. Episodes lost to the infrastructure are counted and run again."""
 
     def __init__(self, runner: RunsEpisodes, config: EpisodesConfig, suite: Suite, watcher: Watcher) -> None:
         self.lost: Counter[str] = Counter()
@@ -127,7 +162,7 @@ class Player:
         self._places = asyncio.Semaphore(config.max_concurrent)
 
     async def play(self, task: Task, episodes: int) -> tuple[tuple[Trajectory, EpisodeOutcome], ...]:
-        """Run `episodes` episodes of a task. Returns each trajectory with its outcome."""
+        """Run `episodes` episodes of a task. Return each trajectory with its outcome."""
         return await run_all(self._member(task, member) for member in range(episodes))
 
     async def _member(self, task: Task, member: int) -> tuple[Trajectory, EpisodeOutcome]:
@@ -183,16 +218,19 @@ def make_request(  # noqa: PLR0913 - each is an option of `mcprl eval`
     episodes: int = 1,
     sample: int | None = None,
     greedy: bool = False,
+    endpoint: EndpointSettings | None = None,
     overrides: Sequence[str] = (),
 ) -> Request:
-    """Make the request of `mcprl eval` from its options. A recipe or a suite is required.
+    """Return the request for the options of `mcprl eval`. A recipe or a suite is required.
 
     Raises a ConfigurationError if arguments contradict each other.
     """
     if recipe is None and suite is None:
-        raise BadValueError("there is nothing to evaluate", fix="give a recipe, or a suite with --suite")
+        raise BadValueError("there is nothing to evaluate", fix="pass a recipe, or a suite with --suite")
     if suite is not None and tasks is not None:
-        raise BadValueError("a suite has its own tasks", fix="give --suite or --tasks, not both")
+        raise BadValueError("a suite has its own tasks", fix="pass --suite or --tasks, not both")
+    if endpoint is not None and adapter is not None:
+        raise BadValueError("an endpoint has its own weights", fix="pass --endpoint or --adapter, not both")
     named = None if suite is None else named_suite(suite)
     # Later settings override earlier ones. Training injects errors; an evaluation does so only on request.
     settings = ["episodes.injected_errors=0", *overrides]
@@ -203,10 +241,11 @@ def make_request(  # noqa: PLR0913 - each is an option of `mcprl eval`
     settings += adapter_settings(adapter)
     config = _bare_config(suite or "", settings) if recipe is None else load_recipe(recipe, settings)
     check_base_model(adapter, config.model.path)
-    # Nothing is imitated here, so no task needs a solution.
+    # An evaluation imitates nothing, so no task needs a solution.
     config = _without_warm_start(config.for_rl())
     chosen = named or _task_suite(config, tasks)
-    return Request(config=chosen.adapt(config), suite=chosen, episodes=episodes, sample=sample, adapter=adapter)
+    config = chosen.adapt(config)
+    return Request(config=config, suite=chosen, episodes=episodes, sample=sample, adapter=adapter, endpoint=endpoint)
 
 
 def _task_suite(config: RunConfig, tasks: Path | None) -> Suite:
@@ -214,7 +253,7 @@ def _task_suite(config: RunConfig, tasks: Path | None) -> Suite:
     if file is None:
         raise BadValueError(
             "the recipe has no tasks.validation",
-            fix=f"set it, or give a task file, such as --tasks {config.tasks.train}",
+            fix=f"set tasks.validation, or pass a task file, such as --tasks {config.tasks.train}",
         )
     return TaskSuite(file.stem if file.stem not in ("tasks", "validation") else config.name, load_tasks(file))
 

@@ -34,7 +34,7 @@ class Suite(Protocol):
 
     @property
     def name(self) -> str:
-        """The name for `--suite` and for output folders."""
+        """Return the name for `--suite` and for output folders."""
         ...
 
     def adapt(self, config: RunConfig) -> RunConfig:
@@ -82,7 +82,7 @@ def named_suite(name: str) -> Suite:
     suites = {entry.name: entry for entry in entry_points(group="mcprl.suites")}
     if name not in suites:
         raise BadValueError(
-            f"there is no suite {name!r}{did_you_mean(name, suites)}",
+            f"unknown suite {name!r}{did_you_mean(name, suites)}",
             fix=f"choose one of: {', '.join(sorted(suites))}"
             if suites
             else "pip install 'mcprl[suites]' for the public ones",
@@ -92,14 +92,14 @@ def named_suite(name: str) -> Suite:
 
 
 UNKNOWN_TOOL: Final = "(no tool)"
-"""The name under which calls are counted that cannot be parsed or that name an unknown tool."""
+"""The name under which calls are counted if they cannot be parsed or name an unknown tool."""
 
 
 class CallFate(StrEnum):
-    """What happened to a call."""
+    """The fate of a call: whether it reached a tool and worked."""
 
     WORKED = "worked"
-    INVALID = "invalid"  # refused before it reached a tool: malformed, unknown tool, or bad arguments
+    INVALID = "invalid"  # rejected before it reached a tool: malformed, unknown tool, or bad arguments
     ERROR = "error"  # the tool returned an error, or the failure was injected
 
 
@@ -139,7 +139,7 @@ class CallOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOutcome:
-    """The data of one episode that statistics need. `failure` is None if and only if the episode solved its task.
+    """The data of one episode for statistics. `failure` is None if and only if the episode solved its task.
 
     `prompt_tokens` counts the tokens that the policy read: prompt, tools and tool results, each counted once.
 
@@ -161,7 +161,9 @@ class EpisodeOutcome:
 
     def __post_init__(self) -> None:
         if self.success != (self.failure is None):
-            raise ValueError(f"episode {self.task_id}/{self.member}: a failure has one reason, a success none")
+            raise ValueError(
+                f"episode {self.task_id}/{self.member}: a failure must have a reason, and a success must not"
+            )
 
 
 _ENDED_BY: Final = {
@@ -174,7 +176,7 @@ _ENDED_BY: Final = {
 
 def outcome_of(task: Task, trajectory: Trajectory, judged: Judged) -> EpisodeOutcome:
     """Return the outcome of a finished episode that its suite has judged."""
-    sampled = sum(trajectory.sampled)
+    read, sampled = trajectory.token_counts
     return EpisodeOutcome(
         task_id=task.id,
         member=trajectory.member,
@@ -183,7 +185,7 @@ def outcome_of(task: Task, trajectory: Trajectory, judged: Judged) -> EpisodeOut
         reward=trajectory.reward,
         stop=trajectory.stop,
         turns=len(trajectory.turns),
-        prompt_tokens=len(trajectory.token_ids) - sampled,
+        prompt_tokens=read,
         sampled_tokens=sampled,
         duration_s=trajectory.duration_s,
         calls=_calls(trajectory),
@@ -211,7 +213,7 @@ def failure_of(goal: Goal, trajectory: Trajectory) -> FailureKind:
 
 
 def _why_not_solved(goal: Goal, trajectory: Trajectory, calls: Sequence[CallOutcome]) -> FailureKind:
-    """Return why an episode failed that ended with an answer and whose last calls worked."""
+    """Return why an episode failed although it ended with an answer and its last calls worked."""
     parts = trajectory.reward_parts
     if not calls and (goal.calls or goal.min_calls or goal.state or goal.writes):
         return FailureKind.NO_CALL
@@ -223,7 +225,7 @@ def _why_not_solved(goal: Goal, trajectory: Trajectory, calls: Sequence[CallOutc
         return FailureKind.CALL_MISSING
     if parts.get("arguments", 1.0) < 1.0:
         return FailureKind.WRONG_ARGUMENTS
-    if parts.get("state", 1.0) < 1.0:
+    if min(parts.get("state", 1.0), parts.get("check", 1.0)) < 1.0:
         return FailureKind.WRONG_STATE
     # If all parts passed, the suite requires more of the answer than the task's goal does.
     if parts.get("answer", 1.0) < 1.0 or succeeded(parts):
@@ -232,7 +234,7 @@ def _why_not_solved(goal: Goal, trajectory: Trajectory, calls: Sequence[CallOutc
 
 
 def _ends_in_errors(trajectory: Trajectory) -> bool:
-    """Whether none of the calls worked in the last turn that made any."""
+    """Return whether all calls failed in the last turn that has calls."""
     last = next((turn.observations for turn in reversed(trajectory.turns) if turn.observations), ())
     return bool(last) and not any(seen.worked for seen in last)
 

@@ -1,24 +1,21 @@
-"""Writes the folder of an evaluation: results, reports, and every trajectory for the viewer.
+"""Writes the folder of an evaluation: results, a report, and every trajectory.
 
 outputs/eval-hello-cpu/
   results.json            everything, with a schema version
-  report.md, report.html  the same as readable reports
+  report.md               the same as a readable report
   trajectories.parquet    one row per episode
   logs/                   vLLM and the tool servers
 
-A report is a title, a few sentences and a list of tables. It can be shown as Markdown, as HTML and in the terminal.
+A report is a title, a few sentences and a list of tables. It can be shown as Markdown and in the terminal.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +32,6 @@ EVERY_TASK = "Every task"
 class ReportTable:
     """A table. Its first column is text, the others are figures. No cell has a line break.
 
-    In HTML, `plot` (an SVG) is shown above the table, and a `folded` table is collapsed until it is clicked.
-
     ReportTable(title="By difficulty", columns=("difficulty", "tasks"), rows=(("easy", "3"),))
     """
 
@@ -44,8 +39,6 @@ class ReportTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    plot: str = ""
-    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +71,9 @@ def comparison_report(comparison: Comparison) -> Report:
     """Make the report of a comparison of two existing evaluations."""
     before, after = _line(comparison.before_name), _line(comparison.after_name)
     return Report(
-        title=f"{after} against {before}", about=(comparison.verdict,), tables=tuple(_comparison_tables(comparison))
+        title=(f"{after} compared with {before}"),
+        about=(comparison.verdict,),
+        tables=tuple(_comparison_tables(comparison)),
     )
 
 
@@ -86,17 +81,12 @@ def _categories(figures: Figures) -> ReportTable:
     parts = {_line(name): part for name, part in figures.categories.items()}
     rows = [(n, _amount(p.tasks), _amount(p.episodes), _percent(p.success), _mean(p.reward)) for n, p in parts.items()]
     total = (_amount(figures.tasks), _amount(figures.episodes), _percent(figures.success), _mean(figures.reward))
-    bars = [(name, part.success) for name, part in parts.items()] if len(parts) > 1 else []
     title = "difficulty" if set(figures.categories) <= {"easy", "medium", "hard"} else "category"
     return ReportTable(
         title=f"By {title}",
         columns=(title, "tasks", "episodes", "success", "reward"),
         rows=(*(rows if len(rows) > 1 else ()), ("all", *total)),
         note=f"Valid calls: {_share(figures.valid_calls)} of {sum(t.calls for t in figures.tools.values()):,}.",
-        plot=_plot(
-            "Success by category, with 95% intervals",
-            [(name, _percent(success), _bar(success)) for name, success in [*bars, ("all", figures.success)]],
-        ),
     )
 
 
@@ -139,7 +129,7 @@ def _tools(figures: Figures) -> ReportTable:
         title="By tool",
         columns=("tool", "server", "calls", "valid", "errors", "p50 ms", "p95 ms", "tasks", "success"),
         rows=tuple(rows),
-        note="tasks: those with an episode that called the tool; success: of these tasks.",
+        note="tasks: number of tasks with an episode that called the tool; success: success rate on these tasks.",
     )
 
 
@@ -164,16 +154,18 @@ def _tasks(evaluation: Evaluation) -> ReportTable:
         (_line(task.id), _line(task.category), f"{task.solved} of {task.episodes}", f"{task.reward:.3f}")
         for task in evaluation.tasks
     ]
-    return ReportTable(
-        title=EVERY_TASK, columns=("task", "category", "solved", "reward"), rows=tuple(rows), folded=True
-    )
+    return ReportTable(title=EVERY_TASK, columns=("task", "category", "solved", "reward"), rows=tuple(rows))
 
 
 def _comparison_tables(comparison: Comparison) -> list[ReportTable]:
-    """Make tables of success before and after, tasks won and lost (biggest change first), and settings that differ."""
+    """Return tables of success before and after, of changed tasks (biggest change first), and of changed settings."""
     parts = [(_line(name), part) for name, part in comparison.categories.items()] if comparison.categories else []
     rows = [*(parts if len(parts) > 1 else ()), ("all", comparison)]
-    skipped = f"; skipped {len(comparison.left_out)} tasks that only one of the two has" if comparison.left_out else ""
+    skipped = (
+        (f"; skipped {len(comparison.left_out)} tasks that are in only one of the evaluations")
+        if comparison.left_out
+        else ("")
+    )
     settings = [tuple(map(_line, (name, *values))) for name, values in comparison.other_settings.items()]
     tables = [
         ReportTable(
@@ -185,10 +177,6 @@ def _comparison_tables(comparison: Comparison) -> list[ReportTable]:
             note=f"Before: {_line(comparison.before_name)}. After: {_line(comparison.after_name)}. "
             f"{comparison.verdict} p = {comparison.p:.3g} (paired, exact); won {comparison.won}, lost "
             f"{comparison.lost} tasks; reward {_interval(comparison.reward_difference, '+z.3f')}{skipped}.",
-            plot=_plot(
-                "Success before (ring) and after (dot), by category",
-                [(name, _points(p.difference), _change(p.before, p.after)) for name, p in rows],
-            ),
         ),
         _changes("Tasks won", [change for change in comparison.changes if change.after > change.before]),
         _changes("Tasks lost", [change for change in comparison.changes if change.after < change.before]),
@@ -196,8 +184,7 @@ def _comparison_tables(comparison: Comparison) -> list[ReportTable]:
             title="Settings that differ",
             columns=("setting", "before", "after"),
             rows=tuple(settings),
-            note="The difference may come from these, not from the weights.",
-            folded=True,
+            note="The difference may be due to these settings rather than the weights.",
         ),
     ]
     return [table for table in tables if table.rows]
@@ -206,7 +193,7 @@ def _comparison_tables(comparison: Comparison) -> list[ReportTable]:
 def _changes(title: str, changes: Sequence[TaskChange]) -> ReportTable:
     ordered = sorted(changes, key=lambda change: -abs(change.after - change.before))
     rows = [(_line(c.id), _line(c.category), _share(c.before), _share(c.after)) for c in ordered]
-    return ReportTable(title=title, columns=("task", "category", "before", "after"), rows=tuple(rows), folded=True)
+    return ReportTable(title=title, columns=("task", "category", "before", "after"), rows=tuple(rows))
 
 
 def _lost(evaluation: Evaluation) -> str:
@@ -215,18 +202,20 @@ def _lost(evaluation: Evaluation) -> str:
         return "No attempt was lost to the infrastructure."
     codes = ", ".join(f"{code} {count}" for code, count in evaluation.lost.items())
     attempts = "1 attempt was" if lost == 1 else f"{lost} attempts were"
-    return f"{attempts} lost to the infrastructure ({codes}) and played again; no figure includes them."
+    return f"{attempts} lost to the infrastructure ({codes}) and rerun; they are not included in any figure."
 
 
 def _cost(evaluation: Evaluation) -> str:
-    if not evaluation.servers:
-        return "No tool server was used."
     parts = [
         f"{_line(name)} {server.calls:,} calls" + (f", ${server.usd:,.2f}" if server.usd else "")
         for name, server in evaluation.servers.items()
     ]
-    money = f"; ${evaluation.usd:,.2f} in total" if evaluation.usd else ""
-    return f"Tool servers: {'; '.join(parts)}{money}."
+    said = f"Tool servers: {'; '.join(parts)}." if parts else "No tool server was used."
+    if (use := evaluation.endpoint) is not None:
+        money = "" if use.usd is None else f", ${use.usd:,.4f}"
+        tokens = f"{use.prompt_tokens:,} tokens of prompts, {use.completion_tokens:,} sampled"
+        said += f" Endpoint: {use.requests:,} requests, {tokens}{money}."
+    return f"{said} ${evaluation.usd:,.2f} in total." if evaluation.usd else said
 
 
 _MAX_CELL_CHARS = 160
@@ -274,10 +263,10 @@ def _amount(value: float) -> str:
 
 
 _METHOD = (
-    "Intervals are 95% intervals, computed over tasks, since episodes of one task are correlated: for "
-    "shares, Wilson's at the effective number of episodes; for rewards, Student's over the tasks' means. Two "
-    "evaluations are compared task by task with an exact sign-flip test, which is McNemar's if each task has one "
-    "episode."
+    "Intervals are 95% intervals, computed over tasks, since episodes of one task are correlated: Wilson intervals "
+    "at the effective number of episodes for shares, Student's t intervals over task means for rewards. Two "
+    "evaluations are compared task by task with an exact sign-flip test, which is McNemar's test if each task has "
+    "one episode."
 )
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")  # special characters of Markdown, and of HTML inside it
 
@@ -297,96 +286,9 @@ def to_markdown(report: Report) -> str:
     return "\n\n".join([*blocks, _METHOD]) + "\n"
 
 
-_STYLE = """
-:root{color-scheme:light dark;--page:#fbfaf8;--card:#fff;--ink:#1d2429;--dim:#5c6870;--line:#e2e0da;--main:#0b7a75;
---good:#1a7f4b;--bad:#b5412b}
-@media (prefers-color-scheme:dark){:root{--page:#14181b;--card:#1c2226;--ink:#e8ebed;--dim:#a0abb2;--line:#303940;
---main:#3fb8ae;--good:#52c68a;--bad:#f08a73}}
-body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
-main{max-width:1080px;margin:0 auto;padding:32px 20px 64px}
-h1{font-size:1.6rem;line-height:1.2}
-h2,summary{font-size:1.1rem;font-weight:600}
-p{color:var(--dim);font-size:.9rem}
-section,details{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:4px 16px;margin:16px 0}
-summary{cursor:pointer;padding:8px 0}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{padding:6px 14px 6px 0;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
-th{color:var(--dim)}
-th:first-child,td:first-child{text-align:left;white-space:normal;min-width:9rem}
-svg{display:block;width:100%;max-width:560px}
-text{font-size:12.5px;fill:var(--ink)}
-.end{text-anchor:end}.track{fill:var(--line)}.bar{fill:var(--main)}.whisker{stroke:var(--ink);stroke-width:1.6}
-.up{stroke:var(--good)}.down{stroke:var(--bad)}.way{stroke-width:4}.before{fill:var(--card);stroke-width:2}
-.after.up{fill:var(--good)}.after.down{fill:var(--bad)}
-"""
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-_POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'"
-
-
-def to_html(report: Report) -> str:
-    """Render one page without scripts or requests. Its content security policy allows only its style sheet."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(report.title)}</title><style>{_STYLE}</style></head>\n<body><main>\n"
-        f"<h1>{escape(report.title)}</h1>\n<p>{escape(' '.join(report.about))}</p>\n"
-        + "\n".join(map(_html_table, report.tables))
-        + f"\n<p>{escape(_METHOD)}</p>\n</main></body></html>\n"
-    )
-
-
-def _html_table(table: ReportTable) -> str:
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
-    note = f"<p>{escape(table.note)}</p>" if table.note else ""
-    # A scrollable table must be reachable by keyboard.
-    body = (
-        f'{table.plot}<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
-    )
-    if table.folded:
-        return f"<details><summary>{escape(table.title)} ({len(table.rows):,})</summary>{body}</details>"
-    return f"<section><h2>{escape(table.title)}</h2>{body}</section>"
-
-
-_LEFT, _WIDTH, _ROW, _MAX_ROWS = 8.0, 424.0, 42, 24
-
-
-def _plot(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
-    """Draw one line per row, on a scale from 0 to 100%. A row is a label, its figures and an SVG mark at y = 0."""
-    shown = [*rows[: _MAX_ROWS - 1], rows[-1]] if len(rows) > _MAX_ROWS else rows
-    marks = [
-        f'<g transform="translate(0 {20 + number * _ROW})"><text x="{_LEFT}" y="0">{escape(label)}</text>'
-        f'<text class="end" x="{_LEFT + _WIDTH}" y="0">{escape(figures)}</text>'
-        f'<rect class="track" x="{_LEFT}" y="12" width="{_WIDTH}" height="4"/>{mark}</g>'
-        for number, (label, figures, mark) in enumerate(shown)
-    ]
-    size = f"0 0 {_WIDTH + 2 * _LEFT:.0f} {8 + len(shown) * _ROW}"
-    return f'<svg viewBox="{size}" role="img" aria-label="{escape(title)}">{"".join(marks)}</svg>'
-
-
-def _bar(success: Estimate) -> str:
-    bar = f'<rect class="bar" x="{_LEFT}" y="9" width="{_WIDTH * success.value:.1f}" height="10"/>'
-    if success.low is None or success.high is None:
-        return bar
-    low, high = _LEFT + _WIDTH * success.low, _LEFT + _WIDTH * success.high
-    return f'{bar}<line class="whisker" x1="{low:.1f}" y1="14" x2="{high:.1f}" y2="14"/>'
-
-
-def _change(before: float, after: float) -> str:
-    way, start, end = "up" if after >= before else "down", _LEFT + _WIDTH * before, _LEFT + _WIDTH * after
-    return (
-        f'<line class="way {way}" x1="{start:.1f}" y1="14" x2="{end:.1f}" y2="14"/>'
-        f'<circle class="before {way}" cx="{start:.1f}" cy="14" r="5"/>'
-        f'<circle class="after {way}" cx="{end:.1f}" cy="14" r="6"/>'
-    )
-
-
 def make_folder(outputs: Path, name: str, chosen: Path | None) -> Path:
     """Create and return the folder: `chosen`, or else `eval-NAME` in `outputs`, with a number if that exists."""
-    with storage_faults(f"making a folder for the evaluation {name}"):
+    with storage_faults(f"creating a folder for the evaluation {name}"):
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)
             return chosen
@@ -417,4 +319,3 @@ def write_comparison(folder: Path, comparison: Comparison) -> None:
 
 def _write_pages(folder: Path, report: Report) -> None:
     write_file(folder / "report.md", to_markdown(report).encode())
-    write_file(folder / "report.html", to_html(report).encode())

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from mcprl.episodes.endpoint import EndpointUse
 from mcprl.errors import BadValueError, ConfigFileError
 from mcprl.evaluation.outcomes import EpisodeOutcome
 from mcprl.evaluation.statistics import (
@@ -43,7 +44,7 @@ class Evaluation:
     """A whole evaluation: what was evaluated, the outcome of each episode, and the figures.
 
     `lost` counts the attempts lost to the infrastructure, by error code. All of them were run again, and no figure
-    includes them. `config` has every setting.
+    includes them. `config` has every setting. `endpoint` is None if mcprl itself ran the model.
     """
 
     schema: Literal[1] = SCHEMA
@@ -58,19 +59,21 @@ class Evaluation:
     figures: Figures
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     servers: Mapping[str, ServerCost] = field(default_factory=dict[str, ServerCost])
+    endpoint: EndpointUse | None = None
     tasks: tuple[TaskResult, ...]
     episodes: tuple[EpisodeOutcome, ...]
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def title(self) -> str:
-        """The names of the model and its adapter."""
+        """Return the names of the model and its adapter."""
         model = Path(self.model).name
         return model if self.adapter is None else f"{model} with {_adapter_name(Path(self.adapter))}"
 
     @property
     def usd(self) -> float:
-        return sum(server.usd for server in self.servers.values())
+        endpoint = 0.0 if self.endpoint is None else self.endpoint.usd or 0.0
+        return endpoint + sum(server.usd for server in self.servers.values())
 
 
 def _adapter_name(path: Path) -> str:
@@ -95,7 +98,7 @@ def write_evaluation(folder: Path, evaluation: Evaluation, extra: Mapping[str, A
 def read_evaluation(folder: Path) -> Evaluation:
     """Read the evaluation in a folder or in a `results.json` file. Raises ConfigFileError if there is none."""
     path = folder / FILE_NAME if folder.is_dir() else folder
-    fix = "give the folder of an evaluation, such as outputs/eval-hello-cpu"
+    fix = "pass the folder of an evaluation, such as outputs/eval-hello-cpu"
     try:
         document: dict[str, Any] = json.loads(path.read_bytes())
         document = {name: value for name, value in document.items() if name in Evaluation.__dataclass_fields__}
@@ -106,10 +109,10 @@ def read_evaluation(folder: Path) -> Evaluation:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigFileError(
-            f"{path} does not hold an evaluation of schema {SCHEMA}: {place}: {first['msg']}", fix=fix
+            f"{path} does not contain an evaluation of schema {SCHEMA}: {place}: {first['msg']}", fix=fix
         ) from error
     except (ValueError, AttributeError) as error:
-        raise ConfigFileError(f"{path} does not hold an evaluation: {error}", fix=fix) from error
+        raise ConfigFileError(f"{path} does not contain an evaluation: {error}", fix=fix) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,25 +164,23 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """The result of the comparison in one sentence."""
+        """Return the result of the comparison as one sentence."""
         if not self.p <= 1.0 - CONFIDENCE:
-            return "No difference that this many tasks can show."
-        return (
-            "Better: more than chance explains." if self.difference.value > 0 else "Worse: more than chance explains."
-        )
+            return "No significant difference."
+        return "Significantly better." if self.difference.value > 0 else "Significantly worse."
 
 
-# Settings that are expected to differ, because two versions of the weights are compared.
+# Settings that normally differ between two versions of the weights.
 _COMPARED: Final = ("name", "model.path", "learner", "training", "algorithm", "tasks.train", "workers")
 
 
 def compare(before: Evaluation, after: Evaluation) -> Comparison:
-    """Compare two evaluations. Raises BadValueError if they have no task in common."""
+    """Compare two evaluations. Raises BadValueError if they have no tasks in common."""
     olds = {task.id: task for task in before.tasks}
     pairs = [(old, new) for new in after.tasks if (old := olds.get(new.id)) and old.fingerprint == new.fingerprint]
     if not pairs:
         raise BadValueError(
-            f"{before.name} and {after.name} have no task in common", fix="compare evaluations of the same tasks"
+            f"{before.name} and {after.name} have no tasks in common", fix="compare evaluations of the same tasks"
         )
     paired = {new.id for _, new in pairs}
     names = dict.fromkeys(task.id for task in (*before.tasks, *after.tasks))

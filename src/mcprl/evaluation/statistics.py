@@ -111,7 +111,7 @@ def pass_all_k(episodes: int, solved: int, k: int) -> float:
 
 def _require_k(episodes: int, solved: int, k: int) -> None:
     if not (1 <= k <= episodes and 0 <= solved <= episodes):
-        raise ValueError(f"no {k} of {episodes} episodes, {solved} of them solved")
+        raise ValueError(f"invalid counts: k={k}, {episodes} episodes, {solved} of them solved")
 
 
 def sign_flip_p(differences: Sequence[Fraction]) -> float:

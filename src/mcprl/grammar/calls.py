@@ -47,7 +47,7 @@ SPACE = "\\s\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """Whitespace as Python defines it, for a character class of a regular expression."""
 
 _STRINGS = ("string", ["string"])
-_STRIPPED = "leading and trailing white space of this argument is not kept"
+_STRIPPED = "leading and trailing white space of this argument is lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class FieldArguments:
         properties: Mapping[str, Schema] = held.get("properties", {})
         required: Sequence[str] = held.get("required", ())
         if not properties and held.get("additionalProperties", False) is not False:
-            unheld.append(Unheld("", "additionalProperties", "arguments written one by one need names that are known"))
+            unheld.append(Unheld("", "additionalProperties", "arguments that are written one by one need known names"))
         written: list[Format] = []
         for name, value in properties.items():
             before = self.pieces(self.fields.before + name + self.fields.between)
@@ -194,15 +194,12 @@ def _spec(tool: ToolSpec) -> ToolSpec:
 
 
 def _check_stops(syntax: CallSyntax, stop: Sequence[str]) -> None:
-    number = ":0" if syntax.numbered else ""
-    call = (
-        syntax.section[0] + syntax.before_name + number + syntax.after_name + "{}" + syntax.closing + syntax.section[1]
-    )
+    call = syntax.before_name + syntax.after_name + "{}" + syntax.closing
     for text in stop:
         if -1 < call.find(text) < len(call) - len(text):
             raise BadValueError(
-                f"sampling.stop has {text!r}, which is inside every call, so no call could be finished",
-                fix="remove it, or set it to what ends a call",
+                f"sampling.stop contains {text!r}, which occurs inside every call, so no call could be completed",
+                fix="remove this text, or set it to the text that ends a call",
             )
 
 
@@ -239,14 +236,13 @@ class _Turns:
     work: GrammarWork
 
     def thinking(self, thinking: Thinking) -> list[Format]:
-        """Return the formats of the thinking at the start of a turn."""
+        """Return the structural-tag formats of the thinking at the start of a turn."""
         if thinking is Thinking.NONE:
             return []
         inside = [self._free_text(), *self._pieces(_THINK_END)]
         if thinking is Thinking.OPEN:
             return inside
-        block = [*self._pieces(_THINK), *inside]
-        return block if self.syntax.always_thinks else [_optional(block)]
+        return [_optional([*self._pieces(_THINK), *inside])]
 
     def prose_and_calls(self, tags: Sequence[Format]) -> Format:
         """Return the format of free text that contains calls."""
@@ -254,21 +250,17 @@ class _Turns:
             return _optional([_or([*tags, self.answer()])])
         if not tags:
             return self._free_text()
-        if self.syntax.section[0]:  # parsers read only the first section of a turn
-            return _sequence([self._free_text(), _optional([self.calls(tags), self._free_text()])])
         return _sequence([self._free_text(), {"type": "star", "content": _sequence([_or(tags), self._free_text()])}])
 
     def calls(self, tags: Sequence[Format]) -> Format:
         """Return the format of one or more calls and nothing else."""
-        begin, end = self.syntax.section
-        several: Format = {
+        return {
             "type": "tags_with_separator",
             "tags": list(tags),
             "separator": self.syntax.separator or "",
             "at_least_one": True,
             "stop_after_first": self.syntax.separator is None,
         }
-        return _sequence([*self._pieces(begin), several, *self._pieces(end)])
 
     def answer(self) -> Format:
         """Return the format of text that is not empty and contains no call."""
@@ -293,8 +285,8 @@ class _Turns:
         except OverLimitError as error:
             raise ToolLimitError(
                 f"tool {name!r} has a schema that {error}",
-                fix="leave the tool out with servers.settings.NAME.deny of its server, offer fewer tools in a task, or "
-                "set sampling.constrain to off",
+                fix="exclude the tool with servers.settings.NAME.deny, offer fewer tools in a task, or set "
+                "sampling.constrain to off",
             ) from error
         arguments, unheld = [self._json(held)], list(found)
         if self.syntax.fields is not None:
@@ -305,9 +297,8 @@ class _Turns:
             raise _unheld_schema(name, unheld)
         if self.syntax.before_name.endswith('"') and is_json:
             name = json.dumps(name, ensure_ascii=False)[1:-1]
-        number = [_const(":"), {"type": "regex", "pattern": "[0-9]{1,4}"}] if self.syntax.numbered else []
         before, after = (self._pieces(text) for text in (self.syntax.before_name, self.syntax.after_name))
-        pieces = [*before, _const(name), *number, *after, *arguments, *self._pieces(self.syntax.closing)]
+        pieces = [*before, _const(name), *after, *arguments, *self._pieces(self.syntax.closing)]
         return {"type": "tag", "begin": "", "content": _sequence(_joined(pieces)), "end": ""}
 
     def _check_names(self, tool: str, schema: Mapping[str, Any]) -> None:
@@ -316,7 +307,8 @@ class _Turns:
             if self.syntax.cannot_write(name):
                 raise UnheldSchemaError(
                     f"tool {tool!r}: the name {name!r} cannot be written in a call of this family",
-                    fix="rename it on the server, exclude the tool with deny, or set sampling.constrain to off",
+                    fix="rename the tool on the server, exclude it with servers.settings.NAME.deny, or set "
+                    "sampling.constrain to off",
                 )
 
     def _pieces(self, text: str) -> list[Format]:

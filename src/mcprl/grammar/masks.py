@@ -25,11 +25,11 @@ __all__ = ["Grammars", "Matcher", "Replay", "TurnGrammars", "load_grammars"]
 
 
 class TurnGrammars:
-    """The grammars of a run: one per set of tools, made when first needed. Thread-safe."""
+    """The grammars of a run: one per set of tools, created on first use. Thread-safe."""
 
     def __init__(self, chat: Chat, grammars: Grammars, sampling: SamplingConfig) -> None:
         if sampling.constrain == "off":
-            raise ValueError("sampling.constrain is off: there is no grammar to make")
+            raise ValueError("sampling.constrain is off, so there is no grammar")
         self._chat = chat
         self._grammars = grammars
         self._mode: Literal["calls", "act"] = sampling.constrain
@@ -64,7 +64,7 @@ except ModuleNotFoundError as error:
         fix="pip install 'mcprl[torch]', or set sampling.constrain to off",
     ) from error
 
-# The size of the cache of compiled grammars, as in vLLM. 25 tools take 4 to 10 MB, and seconds to compile.
+# The size of the cache of compiled grammars, as in vLLM. A grammar of 25 tools has 4 to 10 MB and compiles for seconds.
 _CACHE_BYTES = 512 * 1024 * 1024
 
 # Parts of a structural tag that refer to tokens instead of text. xgrammar ignores them when it computes the forced
@@ -105,7 +105,7 @@ class Grammars:
     def check(self, tag: str) -> None:
         """Compile a grammar. Raises GrammarError if it has errors."""
         try:
-            # vLLM first parses it without a tokenizer, so it must refer to tokens by id.
+            # vLLM first parses the grammar without a tokenizer, so it must refer to tokens by id.
             xgr.Grammar.from_structural_tag(tag)
         except RuntimeError as error:
             raise _grammar_error(error) from error
@@ -142,7 +142,7 @@ class Grammars:
             # A matcher accepts the tokenizer's end-of-text token as text if it is not a stop token. The mask does not
             # allow it.
             position = int(masked.argmax())
-            raise _inadmissible(position, f"{self._vocabulary.name(ids[position])} is not admissible")
+            raise _inadmissible(position, f"{self._vocabulary.name(ids[position])} is not allowed")
         forced = (np.bitwise_count(bits).sum(axis=1, dtype=np.int64) == 1).tolist()
         return Replay(
             admissible=rows,
@@ -158,7 +158,7 @@ class Grammars:
 
 
 class Matcher:
-    """Follows one turn under a grammar, token by token."""
+    """Tracks the state of a grammar during one turn, token by token."""
 
     def __init__(self, matcher: xgr.GrammarMatcher, vocabulary: _Vocabulary, *, names_tokens: bool) -> None:
         self._matcher = matcher
@@ -168,7 +168,7 @@ class Matcher:
 
     @property
     def ended(self) -> bool:
-        """Whether a stop token was accepted. No token can follow it."""
+        """Return whether a stop token was accepted. No token can follow it."""
         return self._matcher.is_terminated()
 
     def admissible(self) -> torch.Tensor:
@@ -181,7 +181,7 @@ class Matcher:
     def admit_only(self, logit_V: torch.Tensor) -> torch.Tensor:
         """Return the logits of the next token, with −inf for inadmissible tokens."""
         if len(logit_V) != len(self._vocabulary.texts):
-            raise ValueError(f"{len(logit_V)} logits do not fit a grammar over {len(self._vocabulary.texts)} tokens")
+            raise ValueError(f"{len(logit_V)} logits do not match a grammar over {len(self._vocabulary.texts)} tokens")
         masked_V = logit_V.clone()
         xgr.apply_token_bitmask_inplace(masked_V, self.admissible().to(masked_V.device))
         return masked_V
@@ -197,7 +197,7 @@ class Matcher:
         if self.ended:
             raise _inadmissible(self._position, "the turn continues after the token that ended it")
         if not self._matcher.accept_token(token):
-            raise _inadmissible(self._position, f"{self._vocabulary.name(token)} is not admissible")
+            raise _inadmissible(self._position, f"{self._vocabulary.name(token)} is not allowed")
         self._position += 1
 
     def forced_text(self) -> bytes:
@@ -249,7 +249,7 @@ class _Vocabulary:
         if byte not in self._others:
             other = self._first_byte != byte
             other[len(self.texts) :] = False
-            self._others[byte] = torch.from_numpy(np.packbits(other, bitorder="little").view(np.int32))  # pyright: ignore[reportUnknownMemberType]
+            self._others[byte] = torch.from_numpy(np.packbits(other, bitorder=("little")).view(np.int32))  # pyright: ignore[reportUnknownMemberType]
         return self._others[byte]
 
 
@@ -261,7 +261,7 @@ def load_grammars(model: str) -> Grammars:
     except (OSError, ValueError) as error:
         raise BadValueError(
             f"model.path is {model!r}, but no model can be loaded from it: {str(error).splitlines()[0]}",
-            fix="give the folder of a model (./…, ../… or /…), or its name on the hub",
+            fix="use the folder of a model (./…, ../… or /…), or its name on the hub",
         ) from error
     return Grammars(tokenizer, int(config.get_text_config().vocab_size))
 
@@ -269,7 +269,7 @@ def load_grammars(model: str) -> Grammars:
 def _inadmissible(position: int, what: str) -> InadmissibleTokenError:
     return InadmissibleTokenError(
         f"position {position} of a turn: {what}; sampler and learner have different grammars or tokenizers",
-        fix="give both the same model, tools and xgrammar (vLLM 0.32 has xgrammar 0.2.8)",
+        fix="use the same model, tools and xgrammar version for both (vLLM 0.32 has xgrammar 0.2.8)",
     )
 
 
@@ -277,6 +277,6 @@ def _grammar_error(error: RuntimeError) -> GrammarError:
     # xgrammar's messages begin with the time and a line of its source.
     words = re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).strip()
     return GrammarError(
-        f"the grammar of the tools on offer does not compile: {words}",
-        fix="fix the tool's schema, leave the tool out, or set sampling.constrain to off",
+        f"the grammar of the offered tools does not compile: {words}",
+        fix="correct the tool's schema, exclude the tool, or set sampling.constrain to off",
     )

@@ -1,7 +1,7 @@
 r"""Parses the regular expressions of JSON Schemas into trees that match whole texts.
 
-JSON Schema searches a string for a `pattern`, but xgrammar matches the whole string. So any text is added on a side
-without an anchor. xgrammar ignores look-around and inner anchors with a warning; here they raise ValueError.
+JSON Schema searches a string for a `pattern`, but xgrammar matches the whole string. So the tree has "any text" on each
+side without an anchor. xgrammar ignores look-around and inner anchors with a warning; here they raise ValueError.
 
 Libraries disagree on what `\d`, `\w` and `\s` match beyond ASCII. Each class is taken as small as possible, and as
 large as possible if it is negated, so that all libraries accept every text that the tree matches.
@@ -108,12 +108,12 @@ def length_of(tree: Pattern) -> tuple[int, int | None]:
 
 
 def is_too_large(tree: Pattern) -> bool:
-    """Whether the pattern is too large for a grammar once its counts are written out."""
+    """Return whether the pattern is too large for a grammar once its counts are written out."""
     return num_chars(tree) > _MAX_CHARS
 
 
 def num_chars(tree: Pattern) -> int:
-    """Return the number of characters in the pattern once its counts are written out."""
+    """Return the number of characters in the pattern after its counts are written out."""
     match tree:
         case Joined(parts) | Either(parts):
             return sum(num_chars(part) for part in parts)
@@ -152,7 +152,7 @@ def with_length(tree: Pattern, least: int, most: int | None) -> Pattern | None:
 
 
 def write_pattern(tree: Pattern, *, escapes: bool = False) -> str | None:
-    """Write the tree as a regular expression over raw text. Returns None if no text that may be written matches.
+    """Write the tree as a regular expression over raw text. Returns None if no matching text can be written.
 
     With `escapes`, the text is JSON, so characters that may not appear in it can be escaped.
     """
@@ -317,14 +317,14 @@ class _Reader:
         counts = re.compile(r"([*+?])|\{(\d+)(,?)(\d*)\}").match(self._text, self._place)
         if counts is None:
             if self._text.startswith("{,", self._place):
-                raise ValueError("a count without a minimum ({,n})")
+                raise ValueError("a repetition without a minimum ({,n})")
             return item
         self._place = counts.end()
         sign, least, comma, most = counts.groups()
         if isinstance(item, Anchor):
             raise ValueError("an anchor (^ or $) inside")
         if self._take("+"):
-            raise ValueError("a possessive count")
+            raise ValueError("a possessive quantifier")
         self._take("?")  # a lazy count matches the same texts
         if sign is not None:
             low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
@@ -352,7 +352,7 @@ class _Reader:
     def _read_class(self) -> Pattern:
         negated = self._take("^")
         if self._text.startswith("]", self._place):
-            raise ValueError("an empty class ([])")
+            raise ValueError("an empty character class ([])")
         sure: Ranges = ()
         wide: Ranges = ()
         while not self._take("]"):

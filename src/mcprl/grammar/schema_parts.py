@@ -60,7 +60,8 @@ class Unheld:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A subschema and its path, without the keywords in `done`. `made`: generated, not from the tool's schema.
+    """A subschema and its path, without the keywords in `done`. With `made`, it was generated and is not in the tool's
+    schema.
 
     Part(path="/properties/tags", schema={"type": "array", "uniqueItems": True})
     """
@@ -77,7 +78,7 @@ class Part:
         return cast("Mapping[str, Any]", self.schema)[keyword] if keyword in self else default
 
     def at(self, *steps: str | int) -> Part:
-        """Return the subschema at these steps."""
+        """Return the subschema that these steps lead to."""
         inner: Any = self.schema
         for step in steps:
             inner = inner[step]
@@ -88,12 +89,12 @@ class Part:
 
     @property
     def key(self) -> tuple[str, frozenset[str], bool]:
-        """An identifier that is unique among the parts of a document."""
+        """Return an identifier that is unique among the parts of a document."""
         return self.path, self.done, self.made
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """The keywords that may reject a value."""
+        """Return the keywords that may reject a value."""
         schema: Mapping[str, Any] = {} if isinstance(self.schema, bool) else self.schema
         return tuple(keyword for keyword in schema if keyword in _ASSERTIONS - self.done)
 
@@ -104,7 +105,7 @@ def _escaped(step: str) -> str:
 
 @dataclass
 class Findings:
-    """What was found while rewriting a schema. Each keyword of a path is listed once.
+    """Problems found while a schema is rewritten. Each keyword of a path is listed once.
 
     `unheld`: the grammar allows values that the schema rejects, or cannot write any value that the schema allows.
     `dead_ends`: the schema itself rejects every value at this path.
@@ -126,7 +127,7 @@ class Findings:
                     self.add(part, keyword, why)
 
     def add_dead_end(self, parts: Collection[Part], keywords: Collection[str], why: str) -> None:
-        """Report that no value is valid here, under the first of the keywords that a part has."""
+        """Report that no value is valid here. The report names the first of the keywords that a part has."""
         found = ((part, keyword) for part in parts for keyword in keywords if keyword in part and not part.made)
         for part, keyword in found:
             self.dead_ends.append(Unheld(part.path, keyword, why))
@@ -147,7 +148,7 @@ class Document:
         self._validators: dict[object, Validator] = {}
 
     def is_valid(self, value: Any, part: Part, *, unsure: bool) -> bool:
-        """Whether a value is valid against a part of the original schema.
+        """Return whether a value is valid against a part of the original schema.
 
         Returns `unsure` if that cannot be decided, because a reference cannot be followed or a pattern cannot be
         searched in linear time.
@@ -163,7 +164,7 @@ class Document:
         return valid if self._checking.assumed == assumed else unsure
 
     def gather(self, parts: Sequence[Part]) -> tuple[tuple[Part, ...], bool]:
-        """Add all parts that `allOf` and `$ref` lead to. Also returns whether a reference was followed."""
+        """Return the parts and all parts that `allOf` and `$ref` lead to, and whether a reference was followed."""
         gathered: list[Part] = []
         seen: set[object] = set()
         followed = False
@@ -173,7 +174,7 @@ class Document:
             self.steps.spend()
             part, outer = pending.pop(0)
             if part.path in outer:
-                self._findings.add(part, "$ref" if "$ref" in part else "allOf", "it leads back to itself")
+                self._findings.add(part, "$ref" if "$ref" in part else "allOf", "it refers back to itself")
             if part.key in seen:
                 continue
             seen.add(part.key)
@@ -189,17 +190,17 @@ class Document:
     def _target(self, part: Part) -> Part | None:
         reference = str(part.get("$ref"))
         if reference != "#" and not reference.startswith("#/"):
-            self._findings.add(part, "$ref", "only references into the schema itself (#/…) can be followed")
+            self._findings.add(part, "$ref", "only references within the schema (#/…) are supported")
             return None
         if self._has_inner_id:
-            self._findings.add(part, "$ref", "an $id inside the schema changes what references mean")
+            self._findings.add(part, "$ref", "an $id inside the schema changes the meaning of references")
             return None
         steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in reference.split("/")[1:]]
         target: Any = self.root.schema
         for step in steps:
             target = _stepped(target, step)
         if not isinstance(target, (bool, Mapping)):
-            self._findings.add(part, "$ref", "it does not lead to a schema")
+            self._findings.add(part, "$ref", "it does not refer to a schema")
             return None
         path = "".join("/" + _escaped(step) for step in steps)
         return Part(path, cast("Mapping[str, Any] | bool", target))
@@ -215,7 +216,7 @@ def _stepped(target: Any, step: str) -> Any:
 
 _MAX_INTEGER = 2**63 - 1
 _MAX_NUMBER = 2**53
-_MAX_FINE_NUMBER = 10**9  # above it, a float cannot distinguish numbers with six decimals
+_MAX_FINE_NUMBER = 10**9  # above this, a float cannot distinguish numbers with six decimals
 _FINEST = Decimal("0.000001")
 _MAX_DIVISOR = 1024
 _LOWS, _HIGHS = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
@@ -237,7 +238,7 @@ def number_schema(parts: Sequence[Part], findings: Findings, *, whole: bool) -> 
         if divisor == int(divisor):
             divisors |= {int(divisor)} if "multipleOf" in part else set()
         else:
-            findings.add(part, "multipleOf", "a grammar cannot divide by a fraction")
+            findings.add(part, "multipleOf", "a grammar cannot express multiples of a fraction")
     whole = whole or bool(divisors)
     bounds = _bounds(parts, findings, whole=whole)
     if bounds is None:
@@ -246,7 +247,7 @@ def number_schema(parts: Sequence[Part], findings: Findings, *, whole: bool) -> 
     if divisor > 1 and not bounds and divisor <= _MAX_DIVISOR:
         return {"type": "integer", "multipleOf": divisor}
     if divisor > 1:
-        why = f"a grammar divides by {_MAX_DIVISOR} at most, and only if there are no bounds"
+        why = f"a grammar can express multiples of at most {_MAX_DIVISOR}, and only without bounds"
         findings.add_all(parts, ("multipleOf",), why)
     # Without bounds, a number could have an exponent too large for a float, or any number of digits.
     most = _MAX_INTEGER if whole else _MAX_NUMBER
@@ -268,14 +269,18 @@ def _bounds(parts: Sequence[Part], findings: Findings, *, whole: bool) -> dict[s
         bounds["maximum"] = min(*highs, most)
     low, high = bounds.get("minimum", -most), bounds.get("maximum", most)
     if low > most or high < -most:
-        findings.add_all(parts, _LOWS if low > most else _HIGHS, f"a grammar cannot count to it (at most {most})")
+        findings.add_all(parts, _LOWS if low > most else _HIGHS, f"it is above {most}, the limit for a grammar")
         return {}
     if low > high:
         asked_low, asked_high = ([bound for each in side for bound in asked[each]] for side in (_LOWS, _HIGHS))
         if not whole and max(asked_low) < min(asked_high):
-            findings.add_all(parts, _LOWS + _HIGHS, "a grammar writes six decimals at most, and none lies between")
+            findings.add_all(
+                parts,
+                _LOWS + _HIGHS,
+                "a grammar allows at most six decimals, and no such number lies between the bounds",
+            )
             return {}
-        return findings.add_dead_end(parts, _LOWS + _HIGHS, "no number lies between its bounds")
+        return findings.add_dead_end(parts, _LOWS + _HIGHS, "no number lies between the bounds")
     return bounds
 
 
@@ -294,11 +299,15 @@ def string_schema(parts: Sequence[Part], findings: Findings, *, escapes: bool) -
     least = max((int(part.get("minLength")) for part in parts if "minLength" in part), default=0)
     most = min((int(part.get("maxLength")) for part in parts if "maxLength" in part), default=None)
     if most is not None and least > most:
-        return findings.add_dead_end(parts, ("minLength", "maxLength"), "no string has such a length")
+        return findings.add_dead_end(parts, ("minLength", "maxLength"), "no string can have this length")
     tree = _tree(parts, findings)
     counted = with_length(tree, least, most)
     if counted is None or is_too_large(counted):
-        why = f"a grammar counts {MAX_COUNT} characters at most" if counted else "a grammar cannot count this pattern"
+        why = (
+            f"a grammar can count at most {MAX_COUNT} characters"
+            if counted
+            else "a grammar cannot limit the length of this pattern"
+        )
         findings.add_all(parts, ("minLength", "maxLength"), why)
         counted = tree
     if counted == ANY_TEXT:
@@ -308,10 +317,10 @@ def string_schema(parts: Sequence[Part], findings: Findings, *, escapes: bool) -
     written = write_pattern(counted, escapes=escapes)
     if written is None:
         if write_pattern(counted, escapes=True) is not None:
-            why = "every string that matches has a character that cannot be written"
+            why = "every matching string contains a character that cannot be written in a call"
             findings.add_all(parts, ("pattern",), why)
             return {"type": "string"}
-        return findings.add_dead_end(parts, ("pattern",), "no string matches the pattern and has the length")
+        return findings.add_dead_end(parts, ("pattern",), "no string matches both the pattern and the length")
     return {"type": "string", "pattern": written}
 
 
@@ -329,7 +338,7 @@ def _tree(parts: Sequence[Part], findings: Findings) -> Pattern:
             findings.add(part, "pattern", f"a grammar cannot express {error}")
             continue
         if is_too_large(another):
-            findings.add(part, "pattern", f"a grammar counts {MAX_COUNT} characters at most")
+            findings.add(part, "pattern", f"a grammar can count at most {MAX_COUNT} characters")
             continue
         if tree != ANY_TEXT and another != ANY_TEXT:
             findings.add(part, "pattern", "a grammar cannot express two patterns at once")
@@ -357,7 +366,7 @@ class Branches:
     def check(self) -> None:
         for part, written in self.one_ofs:
             self._check_one_of(part, written)
-        why = "every value contains another of its kind, without end"
+        why = "the schema recurses without end: every value must contain another value of the same schema"
         for name in self._endless():
             self._findings.add_all(self.parts[name], ("required", "minItems", "anyOf", "oneOf"), why)
 
@@ -366,12 +375,12 @@ class Branches:
             for other in range(len(branches)):
                 if other == index or written is None or self._differs(written, part.at("oneOf", other), 0):
                     continue
-                why = f"a value may fit branches {min(index, other)} and {max(index, other)} at once"
+                why = f"a value may match both branch {min(index, other)} and branch {max(index, other)}"
                 self._findings.add(part, "oneOf", why)
                 return
 
     def _differs(self, written: Schema, branch: Part, depth: int) -> bool:
-        """Whether no value of the rewritten schema is valid against this branch of the original schema."""
+        """Return whether no value of the rewritten schema is valid against this branch of the original schema."""
         self._document.steps.spend()
         if "$ref" in written:
             target = self._definitions[written["$ref"].removeprefix("#/$defs/")]
@@ -445,7 +454,7 @@ def _kind_of_value(value: Any) -> str:
 
 
 def _ends(schema: Schema, ending: set[str]) -> bool:
-    """Whether a rewritten schema has a finite value. `ending` are the definitions known to have one."""
+    """Return whether a rewritten schema has a finite value. `ending` are the definitions known to have one."""
     if "$ref" in schema:
         return schema["$ref"].removeprefix("#/$defs/") in ending
     if "anyOf" in schema:

@@ -1,8 +1,8 @@
 """Rewrites a tool's schema into the few forms that xgrammar enforces correctly.
 
-For each subvalue, `Document.gather` collects all schemas that apply to it. Their `anyOf` and `oneOf` are multiplied
-out, and the other keywords are written type by type. The result uses only forms that tests have shown to be enforced.
-Every other keyword is reported, so no keyword is dropped silently.
+For each subvalue, `Document.gather` collects all schemas that apply to it. Every combination of their `anyOf` and
+`oneOf` branches becomes a branch, and the other keywords are written for each type. The result uses only forms that
+tests have shown to be enforced. Every other keyword is reported, so no keyword is dropped silently.
 
 The forms are `$ref` into `$defs`, `anyOf`, `enum`, `{}`, and one `type` with one of these sets of keywords:
 
@@ -42,18 +42,18 @@ _TYPES = ("null", "boolean", "integer", *_KEYWORDS_OF_TYPES)
 
 _DEPENDENT = "a grammar cannot make one property depend on another"
 _UNEVALUATED = "it depends on which other schemas match"
-_DYNAMIC = "its target depends on how it is reached"
+_DYNAMIC = "its target depends on the path that leads to it"
 # Keywords that are never enforced. For each: the values that reject nothing, and why any other value is reported.
 _NEVER_HELD: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "not": ((), "a grammar cannot forbid what it admits elsewhere"),
+    "not": ((), "a grammar cannot forbid what it allows elsewhere"),
     "dependencies": ((), _DEPENDENT),
     "dependentRequired": (({},), _DEPENDENT),
     "dependentSchemas": (({},), _DEPENDENT),
-    "patternProperties": (({},), "a grammar cannot search names for a pattern"),
-    "propertyNames": ((True, {}, {"type": "string"}), "a grammar cannot check names"),
+    "patternProperties": (({},), "a grammar cannot match property names against a pattern"),
+    "propertyNames": ((True, {}, {"type": "string"}), "a grammar cannot check property names"),
     "unevaluatedProperties": ((True, {}), _UNEVALUATED),
     "unevaluatedItems": ((True, {}), _UNEVALUATED),
-    "contains": ((), "a grammar cannot count the items that fit"),
+    "contains": ((), "a grammar cannot count matching items"),
     "uniqueItems": ((False,), "a grammar cannot compare items"),
     "$dynamicRef": ((), _DYNAMIC),
     "$recursiveRef": ((), _DYNAMIC),
@@ -80,7 +80,7 @@ class _Rewriter:
     def rewrite(self) -> Schema | None:
         """Return the schema for the arguments of a call, which are an object. None if no arguments are valid."""
         root = self._document.root
-        # A tool that declares no arguments accepts none. Anywhere else, an object without `properties` may have any.
+        # A tool that declares no arguments accepts none. Other objects without `properties` may have any property.
         arguments = Part(root.path, {"type": "object", "properties": {}}, made=True)
         written = self._place((root, arguments), 0)
         self._branches.check()
@@ -102,7 +102,7 @@ class _Rewriter:
         key = tuple(part.key for part in gathered)
         name = self._names.setdefault(key, f"d{len(self._names)}")
         if self._unfinished.get(name) == depth:
-            return self.findings.add_all(gathered, ("anyOf", "oneOf"), "a branch leads back to itself")
+            return self.findings.add_all(gathered, ("anyOf", "oneOf"), "a branch refers back to itself")
         if name not in self._definitions:
             self._unfinished[name] = depth
             self._definitions[name] = {}
@@ -118,7 +118,11 @@ class _Rewriter:
         if written is None and name in self._awaited:
             self._definitions[name] = {}  # the definition refers to itself
             for part in parts:
-                self.findings.add(part, part.keywords[0], "no value fits, and a value of it may contain another one")
+                self.findings.add(
+                    part,
+                    part.keywords[0],
+                    "no value matches, because each value must contain another value of its kind",
+                )
 
     def _written(self, parts: Sequence[Part], depth: int, width: int) -> Schema | None:
         for part in parts:
@@ -129,7 +133,7 @@ class _Rewriter:
                 if keyword in part and part.get(keyword) not in harmless:
                     self.findings.add(part, keyword, why)
             if "if" in part and ("then" in part or "else" in part):
-                self.findings.add(part, "if", "a grammar cannot look at a value twice")
+                self.findings.add(part, "if", "a grammar cannot apply two schemas to the same value")
         for part in parts:
             for keyword in ("anyOf", "oneOf"):
                 if keyword in part:
@@ -151,7 +155,7 @@ class _Rewriter:
             if valid:
                 self.findings.add(holder, keyword, "none of its values can be written in a call")
                 return {}
-            return self.findings.add_dead_end((holder,), (keyword,), "none of its values is admitted")
+            return self.findings.add_dead_end((holder,), (keyword,), "none of its values is allowed")
         listed = [value for value in writable if _short_range(value) is None]
         ranges = [short for value in writable if (short := _short_range(value)) is not None]
         return _any_of([*([{"enum": listed}] if listed else []), *ranges])
@@ -162,7 +166,7 @@ class _Rewriter:
         return kept == value and not any(excluded in text for excluded in self._excludes)
 
     def _chosen(self, part: Part, keyword: str, parts: Sequence[Part], depth: int, width: int) -> Schema | None:
-        """Combine each branch of `keyword` with everything else that applies to the value."""
+        """Combine each branch of `keyword` with all other schemas that apply to the value."""
         branches = range(len(part.get(keyword)))
         rest = tuple(each.without(keyword) if each is part else each for each in parts)
         if width * len(branches) > _MAX_COMBINATIONS:
@@ -215,7 +219,7 @@ class _Rewriter:
         required = list(dict.fromkeys(name for part in parts for name in part.get("required", ())))
         names = dict.fromkeys((*(name for part in parts for name in part.get("properties", {})), *required))
         if len(names) > MAX_PROPERTIES:
-            raise OverLimitError(f"has an object of more than {MAX_PROPERTIES} properties")
+            raise OverLimitError(f"has an object with more than {MAX_PROPERTIES} properties")
         declared = any("properties" in part for part in parts)
         described = any(keyword in part for part in parts for keyword in _OTHER_NAMES)
         if not names and (described or not declared):
@@ -226,7 +230,7 @@ class _Rewriter:
             if written is not None:
                 properties[name] = written
             elif name in required:
-                why = f"no value fits the required property {name!r}"
+                why = f"no value matches the required property {name!r}"
                 return self.findings.add_dead_end(parts, ("required",), why)
         self._check_counts(parts, len(required), len(properties))
         schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
@@ -270,7 +274,7 @@ def _items_at(part: Part, index: int) -> list[Part]:
 
 
 def _describes_others(part: Part) -> bool:
-    """Whether `additionalProperties` applies to all names that are not in `properties`."""
+    """Return whether `additionalProperties` applies to all names that are not in `properties`."""
     return "additionalProperties" in part and not part.get("patternProperties")
 
 
@@ -339,11 +343,11 @@ def rewrite(
     try:
         written = rewriter.rewrite()
     except RecursionError as error:
-        raise OverLimitError("is nested too deeply once its references are written out") from error
+        raise OverLimitError("is nested too deeply after its references are expanded") from error
     unheld = tuple(rewriter.findings.unheld.values())
     if written is not None:
         return written, unheld
-    nothing = Unheld("", next(iter(Part("", schema).keywords), ""), "it admits no arguments at all")
+    nothing = Unheld("", next(iter(Part("", schema).keywords), ""), "no arguments satisfy it")
     return {"type": "object"}, unheld or tuple(rewriter.findings.dead_ends[:1]) or (nothing,)
 
 

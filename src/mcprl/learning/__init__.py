@@ -1,4 +1,4 @@
-"""Learners: they take a batch and return an update."""
+"""Learners, which take a batch, update the policy, and return an `Update`."""
 
 from mcprl.learning.learner import Learner, open_learner
 from mcprl.learning.torch_learner import TorchLearner

@@ -30,7 +30,7 @@ _MIN_SHARED_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The packed tokens from `start` to `stop` (exclusive). They follow the tokens of node `parent`; −1: a root."""
+    """The packed tokens from `start` to `stop` (exclusive). Node `parent` comes before it; −1: none."""
 
     start: int
     stop: int
@@ -52,7 +52,7 @@ class Tree:
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """For each node, the nodes on the path from the root to the node itself."""
+        """Return, for each node, the nodes on the path from the root to that node, inclusive."""
         found: list[tuple[int, ...]] = []
         for place, node in enumerate(self.nodes):
             found.append((*(found[node.parent] if node.parent >= 0 else ()), place))
@@ -60,13 +60,13 @@ class Tree:
 
     @cached_property
     def node_T(self) -> Tensor:
-        """The index of each packed token's node."""
+        """Return the index of each packed token's node."""
         lengths = torch.tensor([node.stop - node.start for node in self.nodes])
         return torch.repeat_interleave(torch.arange(len(self.nodes)), lengths)
 
     @cached_property
     def sees_XX(self) -> Tensor:
-        """Whether a node (first axis) attends to another (second axis). A node attends to itself and its ancestors."""
+        """Return whether a node (first axis) attends to another (second axis): to itself and to its ancestors."""
         sees_XX = torch.zeros(len(self.nodes), len(self.nodes), dtype=torch.bool)
         for place, path in enumerate(self.paths):
             sees_XX[place, list(path)] = True
@@ -134,7 +134,7 @@ def lay_out_tree(sequences: Sequence[Sequence[int]], device: torch.device) -> La
     grow(list(range(len(all_ids))), start=0, parent=-1)
     joined = tuple(torch.cat(parts) for parts in places)
     if [len(place_T) for place_T in joined] != [len(ids) for ids in all_ids]:
-        raise AssertionError("a trajectory's path through the tree is not as long as the trajectory")
+        raise AssertionError("a trajectory and its path through the tree have different lengths")
     return Layout(
         token_id_BT=torch.tensor([token_ids], device=device),
         position_BT=torch.tensor([positions], device=device),
@@ -180,8 +180,8 @@ def tree_attention(
     """
     if unsupported := [name for name in _UNSUPPORTED if more.get(name) is not None]:
         raise UnsharableError(
-            f"{type(module).__name__} attends with {', '.join(unsupported)}, which attention over shared prefixes does "
-            "not compute",
+            f"{type(module).__name__} uses {', '.join(unsupported)}, which attention over shared prefixes does not "
+            "support",
             fix=_FIX,
         )
     if tree is None:
@@ -249,7 +249,7 @@ def _compiled_flex() -> Any:
 
 @lru_cache(maxsize=4)
 def _block_mask(tree: Tree, device: torch.device) -> BlockMask:
-    """Return the same as `create_block_mask(tree_mask(tree, device), …)`, without a grid of all pairs of tokens.
+    """Return `create_block_mask(tree_mask(tree, device), …)`, but compute it without a grid of all pairs of tokens.
 
     Let o[b, x] be the number of tokens of node x in block b. The number of pairs of tokens for which query block b
     attends to key block c is
@@ -288,7 +288,7 @@ def _counted(is_in_BB: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def tree_mask(tree: Tree, device: torch.device) -> Any:
-    """Return the tree as a mask_mod of flex_attention: whether the query at index q attends to the key at index k."""
+    """Return a mask_mod for flex_attention, which says whether the query at index q attends to the key at index k."""
     node_T, sees_XX = _vary(tree.node_T.to(device), 0), _vary(tree.sees_XX.to(device), 0, 1)
 
     def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The learner in several processes. The run starts them, sends each request to all, and uses the first one's answer.
+"""A learner in several processes. The run starts them, sends each request to all, and uses the answer of the first.
 
 If one process ends or fails, the others may wait for it forever. So all are killed, and the error names the one that
 failed.
@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to one request: its result or its error. Only the first process sends results.
+    """A process's answer to a request: the result or the error. Only the first process sends results.
 
     Answer(result=Update(…), error=None)
     """
@@ -60,7 +60,7 @@ class Answer:
 
 
 async def send(writer: StreamWriter, message: Any) -> None:
-    """Send a pickled message with its length. Raises ConnectionError if the other side is gone."""
+    """Send a pickled message after its length. Raises ConnectionError if the other side has closed the connection."""
     data = await asyncio.to_thread(pickle.dumps, message, pickle.HIGHEST_PROTOCOL)
     writer.write(len(data).to_bytes(_LENGTH_BYTES, "big"))
     writer.write(data)
@@ -75,13 +75,14 @@ async def receive(reader: StreamReader) -> Any:
 
 
 _WORKER = (sys.executable, "-m", "mcprl.learning.worker")
-# If one process fails, others fail because of it and may report first. Wait this long for the original error.
+# If one process fails, others fail as a consequence and may report first. Wait this long for the original error.
 _BLAME_S = 2.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 class DistributedLearner:
-    """Trains a policy in `learner.processes` processes that live as long as this context. Methods: see `Learner`.
+    """Trains a policy in `learner.processes` processes that live as long as this context. See `Learner` for the
+    methods.
 
     If `grammars` is not None, each process loads its own grammars. Versions of the weights are written to `folder`, and
     the output of the processes to `learner-RANK.log` next to it.
@@ -160,7 +161,7 @@ class DistributedLearner:
         self._server = await asyncio.start_unix_server(self._meet, socket)
         shared = {
             **environment_without_keys(*HUB_VARIABLES),
-            # Each process gets its part of the cores: with all cores each they would only wait for one another.
+            # Each process gets a part of the cores. If each used all cores, they would only wait for one another.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._size))),
             # All processes are on this machine, so no other machine may reach the ports that they open.
             "GLOO_SOCKET_IFNAME": _LOOPBACK,
@@ -181,11 +182,11 @@ class DistributedLearner:
         self._lines[rank].set_result((reader, writer))
 
     async def _ask(self, message: Any) -> Any:
-        """Send a message to all processes and wait for all answers. Returns the first process's result."""
+        """Send a message to all processes, wait for all answers, and return the first process's result."""
         async with self._turn:
             if self._lost is not None:
                 raise LearnerLostError(
-                    f"the learner's processes were ended after an error: {self._lost.what}", fix=self._lost.fix
+                    f"the learner's processes were stopped after an error: {self._lost.what}", fix=self._lost.fix
                 )
             errors: list[McprlError] = []
             asked = [asyncio.create_task(self._ask_one(rank, message, errors)) for rank in range(self._size)]
@@ -204,7 +205,7 @@ class DistributedLearner:
                 raise
 
     async def _ask_one(self, rank: int, message: Any, errors: list[McprlError]) -> Any:
-        """Return the result of one process, or raise its error and append it to `errors`, in order of time."""
+        """Return the result of one process, or raise its error after appending it to `errors`, in order of time."""
         talk, end = asyncio.create_task(self._talk(rank, message)), asyncio.create_task(self._processes[rank].wait())
         try:
             await asyncio.wait((talk, end), return_when=asyncio.FIRST_COMPLETED)
@@ -251,10 +252,10 @@ def _with_folder(method: str, folder: Path) -> tuple[str, Path]:
 
 
 def _remoteness(error: McprlError) -> int:
-    """Rank errors by how far they are from the cause; the lowest is reported.
+    """Rank errors by how far they are from the cause. The error with the lowest rank is reported.
 
-    An error that a process raised says more than the fact that a process ended. Among processes that ended, one that
-    was killed by a signal is the likely cause.
+    An error that a process raised says more than the end of a process. Among processes that ended, one that was killed
+    by a signal is the likely cause.
     """
     if not isinstance(error, LearnerLostError):
         return 0

@@ -68,7 +68,7 @@ class Seen:
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """The metrics of an update, collected pack by pack. They are the same on every process.
+    """The metrics of an update, collected pack by pack. The result is the same on every process.
 
     `version` is the version of the learner's weights before the update. With `algorithm.kl.cap`, `moved` is the
     divergence of the new policy from the old one, and `distance` its divergence from the reference, both in nats per
@@ -91,7 +91,7 @@ class UpdateMetrics:
 
     @property
     def looked_at_parity(self) -> bool:
-        """Whether `check_parity` has looked at a minibatch. All of its tokens may have been stale."""
+        """Whether `check_parity` has checked a minibatch. It has not if all tokens were stale."""
         return bool(self._parity)
 
     def add(self, seen: Seen) -> None:
@@ -186,7 +186,7 @@ class UpdateMetrics:
         minibatches = max(1, len(self.losses))
         for name in ("policy_loss", "kl_loss", "value_loss"):
             if name in self._columns:
-                found[name] = float(self._column(name).sum()) / minibatches  # the losses of tokens are already weighted
+                found[name] = float(self._column(name).sum()) / minibatches  # token losses include their weights
         if "kl_reference" in self._columns:
             found["kl_reference"] = float(self._column("kl_reference").mean())
         found["gated_fraction"] = float(self._column("gated").mean()) if "gated" in self._columns else 0.0

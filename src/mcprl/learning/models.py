@@ -33,7 +33,8 @@ class Reference:
     """The reference policy: fixed, a moving average of the policy, or a copy of it every `kl.lag` updates.
 
     With LoRA it is the base model or a second adapter, otherwise a copy of the whole policy. A fixed reference is the
-    policy at the start; `starts_apart`: that is not the base model, because training starts from an adapter.
+    initial policy. With `starts_apart`, the initial policy is not the base model, because training starts from an
+    adapter.
     """
 
     def __init__(self, policy: Policy, kl: KlConfig, *, starts_apart: bool = False) -> None:
@@ -52,7 +53,7 @@ class Reference:
 
     @contextmanager
     def in_place(self) -> Generator[Policy]:
-        """Return the reference as a policy that computes scores."""
+        """Yield the reference as a policy that can score packs."""
         if self.copy is not None:
             yield self.copy
             return
@@ -78,7 +79,7 @@ class Reference:
 
     @torch.no_grad()
     def become_policy(self) -> int:
-        """Copy every tensor of the policy to the reference. Returns how many tensors differ afterwards; must be 0."""
+        """Copy every tensor of the policy to the reference. Return how many tensors then differ, which must be 0."""
         pairs = self._pairs()
         for live, kept in pairs.values():
             kept.copy_(live)
@@ -118,8 +119,8 @@ class Reference:
 
 
 def load_policy(config: RunConfig, device: torch.device) -> Policy:
-    """Load the policy at version 0: the base model, since a new adapter changes nothing, or that with model.adapter."""
-    transformers_logging.disable_progress_bar()  # it would garble the run's display
+    """Load the policy at version 0: the base model with a new adapter, which changes nothing, or with model.adapter."""
+    transformers_logging.disable_progress_bar()  # a progress bar would garble the run's display
     base = _load_base(config, device)
     _require_plain_head(base, config.model.path)
     _silence_dropout(base)
@@ -129,7 +130,7 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
     autocast = None
     if learner.tuning == "full":
         model: Any = base
-        # Small steps are lost in 16 bits, so the weights are stored in float32 and rounded when used.
+        # Small steps are lost in 16 bits, so the weights are stored in float32 and rounded only for computing.
         autocast = torch.bfloat16 if config.model.dtype == "bfloat16" else None
     else:
         torch.manual_seed(derive_seed(config.seed, "adapter"))  # pyright: ignore[reportUnknownMemberType]
@@ -154,14 +155,14 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
 
 
 def _take_over(model: Any, adapter: Path) -> None:
-    """Give a new adapter the tensors of a saved one. Raises BadValueError if it does not have the same tensors."""
+    """Copy the tensors of a saved adapter into a new one. Raises BadValueError if they do not have the same tensors."""
     saved: dict[str, Tensor] = load_file(adapter / "adapter_model.safetensors")
     own: dict[str, Tensor] = cast("Any", peft).get_peft_model_state_dict(model)
     unlike = [name for name in own.keys() | saved.keys() if _shape(own.get(name)) != _shape(saved.get(name))]
     if unlike:
         raise BadValueError(
-            f"the adapter {adapter} has other tensors than the one to train, for example {min(unlike)}",
-            fix="set model.path and learner.lora_rank to those that the adapter was trained with",
+            f"the tensors of adapter {adapter} differ from those of the adapter to train, for example {min(unlike)}",
+            fix="set model.path and learner.lora_rank to the values with which the adapter was trained",
         )
     cast("Any", peft).set_peft_model_state_dict(model, saved)
 
@@ -214,7 +215,7 @@ def _require_plain_head(base: Any, path: str) -> None:
     if bent:
         raise BadValueError(
             f"{path} changes its logits after the head ({', '.join(bent)}), which the learner does not reproduce",
-            fix="train a model that does not change its logits",
+            fix="train a model that does not change its logits after the head",
         )
 
 
@@ -229,7 +230,7 @@ def _silence_dropout(base: Any) -> None:
 def save_weights(
     policy: Policy, version: int, folder: Path, *, model: ModelConfig, state: Mapping[str, Tensor] | None = None
 ) -> Weights:
-    """Write a version of the weights atomically: the folder is either absent or complete. Replaces an existing one.
+    """Write a version of the weights atomically: the folder is absent or complete. Replaces an existing folder.
 
     An adapter is written in float32, full weights in the samplers' dtype. If the policy holds only shards, `state` maps
     names to the whole tensors.
@@ -245,12 +246,20 @@ def save_weights(
     tensors = _in_dtype(trained.state_dict(keep_vars=True) if state is None else state, getattr(torch, model.dtype))
     trained.save_pretrained(partial, state_dict=tensors)
     settings = copy.deepcopy(trained.config)
-    settings.dtype = model.dtype  # of the files, not of the trained weights
+    settings.dtype = model.dtype  # refers to the files, not to the trained weights
     settings.save_pretrained(partial)
     # With the tokenizer, samplers and users can load the folder directly.
     AutoTokenizer.from_pretrained(model.path).save_pretrained(partial)  # pyright: ignore[reportUnknownMemberType]
     _put_in_place(partial, folder)
     return Weights(version=version, model=folder)
+
+
+def merge_adapter(model: str, adapter: Path, folder: Path, *, dtype: str) -> None:
+    """Write the model with the adapter merged into it, and its tokenizer. Adds in float32 and rounds once."""
+    base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)  # pyright: ignore[reportUnknownMemberType]
+    merged: Any = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()  # pyright: ignore
+    merged.to(getattr(torch, dtype)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _in_dtype(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -264,7 +273,7 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     replaced = folder.with_name(f"{folder.name}.replaced")
     if replaced.exists():
         shutil.rmtree(replaced)
-    if folder.exists():  # written after the checkpoint that the run resumed from
+    if folder.exists():  # left from after the checkpoint that the run resumed from
         folder.rename(replaced)
     partial.rename(folder)
     if replaced.exists():

@@ -1,4 +1,4 @@
-"""AdamW with warm-up and a schedule. Its state can be saved and restored, to undo an update or resume a run."""
+"""AdamW with warm-up and a learning-rate schedule. Its state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Optimisation:
     def step(self) -> float:
         """Make one step with clipped gradients, unless their norm is not finite. Returns the norm before clipping."""
         norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        if isinstance(norm, DTensor):  # this process has only the norm of its shard
+        if isinstance(norm, DTensor):  # each process has only the norm of its shard
             norm = norm.full_tensor()
         if norm.isfinite():
             if self._max_norm is not None:
@@ -99,7 +99,7 @@ class Optimisation:
         return float(norm)
 
     def make_undo(self) -> Callable[[], None]:
-        """Return a function that undoes all later steps. It keeps a copy of the state on the CPU."""
+        """Return a function that undoes all later steps. The function holds a copy of the state on the CPU."""
         return partial(self.become, self.state().copied())
 
     def halve_rate(self) -> None:
@@ -132,7 +132,7 @@ class Optimisation:
 
     @torch.no_grad()
     def become(self, state: State) -> None:
-        """Restore a state and drop all gradients."""
+        """Replace the state by this one and drop all gradients."""
         held: dict[Tensor, dict[str, Tensor]] = self.optimiser.state
         for name, parameter in self.named.items():
             own_part(parameter).copy_(state.tensors[f"policy/{name}"])
@@ -156,7 +156,7 @@ class Optimisation:
 
 
 def _moment(kind: str, present: Tensor | None, parameter: Tensor, before: Tensor) -> Tensor:
-    """Copy the value `before` into the tensor `present`, or into a new tensor if `present` is None, and return it."""
+    """Copy `before` into the tensor `present`, or into a new tensor if that is None. Return the tensor."""
     if present is None and kind == "step":
         return before.to("cpu", copy=True)
     moment = torch.zeros_like(parameter) if present is None else present

@@ -25,23 +25,7 @@ if TYPE_CHECKING:
     # For types only: this module imports the grammar compiler, which a run without grammars does not need.
     from mcprl.grammar.masks import Grammars
 
-__all__ = [
-    "Example",
-    "Pack",
-    "Packer",
-    "Policy",
-    "Replayer",
-    "Targets",
-    "TokenScorer",
-    "check_alignment",
-    "first_non_finite",
-    "make_examples",
-    "make_pack",
-    "plain_examples",
-    "scored_tokens",
-]
-
-_REPORT = "report this with the trajectory: it is a bug in mcprl"
+_REPORT = "report this bug in mcprl, with the trajectory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +43,8 @@ class Example:
         example = cls(trajectory=trajectory, scored=scored, position_N=position_N, columns=columns)
         if scored[0]:
             raise AlignmentError(
-                f"{example.name}: the first token is marked as sampled, but no token before it could predict it",
+                f"{example.name}: the first token is marked as sampled, but has no earlier tokens from which to "
+                "predict it",
                 fix=_REPORT,
             )
         return example
@@ -81,7 +66,7 @@ class Example:
 
 
 def scored_tokens(trajectory: Trajectory, learnable: Sequence[bool]) -> tuple[bool, ...]:
-    """Mark the tokens to score: all learnable ones, and all that were sampled and not forced."""
+    """Mark the tokens to score: all learnable tokens, and all sampled tokens that were not forced."""
     columns = zip(learnable, trajectory.sampled, trajectory.forced, strict=True)
     return tuple(learn or (sampled and not forced) for learn, sampled, forced in columns)
 
@@ -171,7 +156,7 @@ def make_pack(examples: Sequence[Example], layout: Layout, admissible_NW: Tensor
     temperatures = [torch.full((len(example.position_N),), example.trajectory.temperature) for example in examples]
     counts = torch.tensor([len(example.position_N) for example in examples])
     targets = Targets(
-        # Taken from the tensor that the model gets.
+        # taken from the tensor that the model gets
         token_id_N=layout.token_id_BT.flatten()[place_N],
         temperature_N=torch.cat(temperatures).to(device),
         admissible_NW=None if admissible_NW is None else admissible_NW.to(device),
@@ -188,8 +173,8 @@ def make_pack(examples: Sequence[Example], layout: Layout, admissible_NW: Tensor
 def check_alignment(pack: Pack, examples: Sequence[Example]) -> float:
     """Return the share of scored tokens that equal the tokens the sampler returned. Raises AlignmentError below 1.
 
-    The two sides are independent: the learner's ids come from the packed tensor, the sampler's ids from the
-    `sampled_ids` of each turn.
+    The ids come from independent sources: the learner's from the packed tensor, the sampler's from the `sampled_ids` of
+    each turn.
     """
     returned: list[int] = []
     for example in examples:
@@ -207,17 +192,15 @@ def check_alignment(pack: Pack, examples: Sequence[Example]) -> float:
     same_length = scored_N.shape == returned_N.shape
     share = float((scored_N == returned_N).double().mean()) if same_length and returned else float(same_length)
     if share < 1.0:
-        raise AlignmentError(
-            f"only {share:.2%} of the tokens to learn from are the tokens that were sampled", fix=_REPORT
-        )
+        raise AlignmentError(f"only {share:.2%} of the learned tokens match the sampled tokens", fix=_REPORT)
     return share
 
 
-_EVERY_TOKEN = -1  # all 32 bits of an int32
+_EVERY_TOKEN = -1  # sets all 32 bits of an int32
 
 
 class Replayer:
-    """Replays the grammar over sampled turns and checks the recorded masks. `spent_s` is the total time spent."""
+    """Replays the grammar over sampled turns and checks the recorded masks. `spent_s` is the total time spent on it."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
@@ -233,8 +216,8 @@ class Replayer:
             return None
         if self._grammars is None:
             raise AlignmentError(
-                f"task {held.task_id}, member {held.member} was sampled under a grammar, and the learner has no "
-                "grammars to replay it with: it would score a distribution other than the one sampled from",
+                f"task {held.task_id}, member {held.member} was sampled under a grammar, but the learner has no "
+                "grammars to replay, so it would score another distribution",
                 fix="create the learner with the grammars of the model: mcprl.grammar.masks.load_grammars",
             )
         started = time.monotonic()
@@ -265,7 +248,7 @@ def _turn_parts(grammars: Grammars, trajectory: Trajectory, grammar: str, mask: 
             if recorded != replayed:
                 raise AlignmentError(
                     f"task {trajectory.task_id}, member {trajectory.member}, turn {number}: {sum(recorded)} tokens "
-                    f"were recorded as {name}, but replaying the grammar gives {sum(replayed)}, or other positions",
+                    f"were recorded as {name}, but replaying the grammar gives {sum(replayed)} or different positions",
                     fix=_REPORT,
                 )
         parts.append(replay.admissible[[index for index, place in enumerate(own) if mask[place]]])
@@ -316,7 +299,7 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._trunk = [base.base_model]  # in a list, so that torch does not register it a second time
+        self._trunk = [base.base_model]  # in a list, so that torch does not register the head a second time
         self.scorer = TokenScorer(base.get_output_embeddings().weight, entropy_gradient=entropy_gradient)
         self.value_head = nn.Linear(base.config.hidden_size, 1, dtype=torch.float32) if critic else None
         if self.value_head is not None:
@@ -392,7 +375,7 @@ class _ScoreTokens(torch.autograd.Function):
                 surprise_NV = logit_NV.add_((entropy_N[part] - normaliser_N)[:, None]).mul_(share_NV)
                 entropy_slope_ND[part] = (surprise_NV.to(weight_VD.dtype) @ weight_VD) * -scale_N1
             if slope_ND is not None:
-                # 1 − p of the token itself, in float32: in 16 bits it would be only noise if p is near 1.
+                # 1 − p of the token itself, in float32: if p is near 1, 16 bits would give only noise.
                 share_NV.neg_().scatter_add_(1, token_id_N[:, None], torch.ones_like(share_NV[:, :1]))
                 slope_ND[part] = (share_NV.to(weight_VD.dtype) @ weight_VD) * scale_N1
         ctx.save_for_backward(slope_ND, entropy_slope_ND, *((hidden_ND, weight_VD) if ctx.needs_input_grad[1] else ()))

@@ -1,4 +1,4 @@
-"""The processes that make an update: only this one, or several that shard the weights (`mcprl.learning.sharding`).
+"""The processes that compute an update: only this one, or several that shard the weights (`sharding`).
 
 The learner works with a `ProcessGroup`. It has the few operations that differ between one process and several.
 """
@@ -20,7 +20,7 @@ from mcprl.records import Weights
 
 
 class ProcessGroup:
-    """The processes of a learner, as seen by one of them. This class is a group of one process.
+    """The processes of a learner, as seen by one of them. This base class is a group of one process.
 
     All processes call the same methods in the same order. The model is loaded on `loading_device`, then sharded, and
     computes on `device`. The default is the GPU if there is one.
@@ -34,11 +34,11 @@ class ProcessGroup:
         self.loading_device = self.device
 
     def share(self, policy: Policy, reference: Reference | None, config: RunConfig) -> tuple[Policy, Optimisation]:
-        """Give each process its shard of the weights. Returns the policy to use from now on, and its optimizer."""
+        """Give each process its shard of the weights. Return the policy to use from now on, and its optimizer."""
         return policy, Optimisation(policy, config)
 
     def own(self, packs: Sequence[Any]) -> list[Any]:
-        """Return the packs that this process computes: the same number on every process, filled up with None."""
+        """Return the packs that this process computes: the same number on every process, padded with None."""
         return list(packs)
 
     def backward(self, loss: Tensor) -> None:
@@ -46,7 +46,7 @@ class ProcessGroup:
         loss.backward()  # pyright: ignore[reportUnknownMemberType]
 
     def everywhere(self, holds: bool) -> bool:
-        """Return whether `holds` is true on every process."""
+        """Return whether `holds` is true on all processes."""
         return holds
 
     def gather(self, value: Any) -> list[Any]:

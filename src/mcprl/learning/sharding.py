@@ -44,7 +44,7 @@ class Team(ProcessGroup, ABC):
     """Base class of the two ways to shard the weights."""
 
     def __init__(self, rendezvous: Path) -> None:
-        # A file, because torch's own store listens on all interfaces without authentication.
+        # A file, because torch's TCP store listens on all interfaces without authentication.
         state: Any = PartialState(
             cpu=not torch.cuda.is_available(),
             init_method=rendezvous.as_uri(),
@@ -53,7 +53,7 @@ class Team(ProcessGroup, ABC):
         )
         super().__init__(state.device)
         self.rank, self.size = state.process_index, state.num_processes
-        # For small messages about an update, which are on the CPU.
+        # Used for small messages about an update, which are on the CPU.
         self._talk = _dist.new_group(backend="gloo")
 
     def own(self, packs: Sequence[Any]) -> list[Any]:
@@ -70,7 +70,7 @@ class Team(ProcessGroup, ABC):
         return found
 
     def save(self, policy: Policy, version: int, folder: Path, *, model: ModelConfig) -> Weights:
-        """All processes send their shards, one tensor after the other, and the first process writes them."""
+        """Gather the shards of all processes, one tensor after the other. The first process writes the tensors."""
         whole: dict[int, Tensor] = {}
         state: dict[str, Tensor] = {}
         for name, tensor in trained_state(policy).items():
@@ -109,7 +109,7 @@ def trained_state(policy: Policy) -> Mapping[str, Tensor]:
 
 
 class Fsdp2Team(Team):
-    """Each process holds a slice of every tensor. FSDP2 gathers a layer's weights only while the layer computes."""
+    """A group whose processes each hold a slice of every tensor. FSDP2 gathers a layer only while it computes."""
 
     def __init__(self, rendezvous: Path) -> None:
         super().__init__(rendezvous)
@@ -140,7 +140,7 @@ class Fsdp2Team(Team):
         layers = [module for module in base.modules() if type(module).__name__ in names]
         if not layers:
             raise BadValueError(
-                f"{path} does not declare its layers, by which it would be sharded", fix="set learner.processes to 1"
+                f"{path} cannot be sharded, because it does not declare its layers", fix="set learner.processes to 1"
             )
         for layer in layers:
             shard(layer, mesh=mesh)
@@ -154,9 +154,9 @@ def zero3_settings(config: RunConfig) -> dict[str, Any]:
     """Return the configuration of the DeepSpeed engine."""
     return {
         "train_micro_batch_size_per_gpu": 1,  # used for counting only
-        # The number of packs varies per minibatch, so the learner decides when to step.
+        # The number of packs differs between minibatches, so the learner decides when to step.
         "managed_gradient_accumulation": False,
-        "gradient_clipping": config.learner.max_grad_norm or 0.0,  # 0: no clipping
+        "gradient_clipping": config.learner.max_grad_norm or 0.0,  # 0 means no clipping
         "zero_optimization": {
             "stage": 3,
             # Shard small tensors too: an unsharded one would not be restored when an update is undone.
@@ -184,13 +184,13 @@ class _ZeroOptimisation(Optimisation):
     @torch.no_grad()
     def become(self, state: State) -> None:
         super().become(state)
-        used: list[Tensor] = self._engine.optimizer.fp16_partitioned_groups_flat  # float32 too, despite the name
+        used: list[Tensor] = self._engine.optimizer.fp16_partitioned_groups_flat  # float32 as well, despite the name
         for own, share in zip(used, self.parameters, strict=True):
             own.copy_(share)
 
     def forget_gradients(self) -> None:
         self._engine.optimizer.zero_grad()
-        # Weights that an unfinished pass left gathered may be older than their shards.
+        # Weights left gathered by an unfinished pass may be older than their shards.
         self._engine.empty_partition_cache()
 
     def gradients_are_finite(self) -> bool:
@@ -205,7 +205,7 @@ class _ZeroOptimisation(Optimisation):
 
 
 class Zero3Team(Team):
-    """Each process holds a slice of every tensor. DeepSpeed gathers a module's weights only while it computes."""
+    """A group whose processes each hold a slice of every tensor. DeepSpeed gathers a module only while it computes."""
 
     def __init__(self, rendezvous: Path) -> None:
         if importlib.util.find_spec("deepspeed") is None:

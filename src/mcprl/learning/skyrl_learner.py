@@ -1,4 +1,4 @@
-"""The SkyRL learner: makes the same updates as the torch learner, but a server computes them (Tinker API)."""
+"""A learner that makes the same updates as the torch learner, but computes them on a server (Tinker API)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Scored:
     def gradient_rows(self) -> list[ScoredRow]:
         """Return the rows that have a scored token, with the gradients that the server needs for its backward pass."""
         gradient_N = self.logprob_N.grad
-        assert gradient_N is not None, "scored for learning, and no backward pass followed"
+        assert gradient_N is not None, "scored for learning without a backward pass"
         found: list[ScoredRow] = []
         for number, token_ids in enumerate(self.rows):
             own_N = self.sequence_N == number
@@ -120,7 +120,7 @@ class RemoteOptimisation:
         return self._learner.learning_rate * self._share(self.steps) * self.rate_factor
 
     def forget_gradients(self) -> None:
-        self._policy.scored.clear()  # gradients are only sent with the step
+        self._policy.scored.clear()  # gradients are sent only with the step
 
     def gradients_are_finite(self) -> bool:
         """Check the gradients of the logprobs. Non-finite gradients of weights show up in the norm after the step."""
@@ -151,7 +151,7 @@ class RemoteOptimisation:
 
 
 class RemoteReference:
-    """A second adapter on the server: the base model, or a copy of the policy, renewed every `kl.lag` updates."""
+    """A second adapter on the server: the base model, or a copy of the policy made every `kl.lag` updates."""
 
     def __init__(self, engine: SkyrlEngine, kl: KlConfig) -> None:
         self._engine = engine
@@ -176,7 +176,7 @@ class RemoteReference:
 _STATE_FILE = "skyrl.json"
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_FILE = "adapter_model.safetensors"
-# The server makes its own microbatches, so smaller requests would only be slower.
+# The server splits requests into microbatches itself, so smaller requests would only be slower.
 _ROWS_IN_A_REQUEST = 1024
 
 
@@ -252,7 +252,8 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         with storage_faults(f"reading the learner's state in {folder}"):
             if not (folder / _STATE_FILE).is_file():
                 raise OtherStateError(
-                    f"{folder} has no state of engine skyrl", fix="resume with the engine that the run began with"
+                    f"{folder} contains no state of engine skyrl",
+                    fix=("resume with the engine with which the run started"),
                 )
             saved = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
         before = saved["settings"].items()
@@ -260,7 +261,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         if changed:
             raise OtherStateError(
                 f"the state in {folder} was saved with other settings: {'; '.join(changed)}",
-                fix="resume with the settings that the run began with, or start a new run",
+                fix="resume with the settings with which the run started, or start a new run",
             )
         progress = _Progress(**saved["resume_point"])
         await self._engine.attempt(lambda: self._engine.become(progress.version, saved["state"], saved["reference"]))
@@ -268,9 +269,9 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         return self._weights
 
     async def fetch(self, weights: Weights) -> Weights:
-        """Download the adapter of the newest weights, in the format of PEFT and vLLM."""
+        """Download the adapter of the newest weights, in the format that PEFT and vLLM read."""
         if weights.version != self._engine.version:
-            raise ValueError(f"version {weights.version} is not the newest, {self._engine.version}")
+            raise ValueError(f"version {weights.version} is not the newest version, which is {self._engine.version}")
         archive = await self._engine.attempt(self._engine.download)
         target = self._folder / f"v{weights.version}"
         with storage_faults(f"writing {target}"):
@@ -278,7 +279,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         return Weights(version=weights.version, adapter=target)
 
     async def state_bytes(self) -> int:
-        """Return the size of the state if the server was started by this run; another server does not use this disk."""
+        """Return the size of the state, or 0 if the server, and so the state, is not on this machine."""
         return await asyncio.to_thread(self._engine.state_bytes)
 
     def _write_weights(self, version: int) -> Weights:

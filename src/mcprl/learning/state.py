@@ -1,4 +1,4 @@
-"""The learner's state, as named tensors and facts: everything that the next update depends on.
+"""The learner's state: named tensors and facts (JSON), which are everything that the next update depends on.
 
 The optimizer, the reference and the learner each save and restore their part, both to undo an update and to resume a
 run. Each process holds its shard of the state and writes two files:
@@ -82,26 +82,27 @@ class Origin:
 
 
 def write_state(state: State, origin: Origin, folder: Path, rank: int) -> None:
-    """Write the shard of one process into an existing folder. On a CPU, no tensor is copied first."""
+    """Write the shard of one process into an existing folder. On a CPU, no tensor is copied."""
     save_file(state.tensors, origin.file(folder, rank, ".safetensors"))
     saved = asdict(origin) | {"facts": state.facts}
     origin.file(folder, rank, ".json").write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
 
 
 def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
-    """Read what `write_state` wrote. Returns the state and the `Origin` it was saved with; `origin` is the current one.
+    """Read what `write_state` wrote. Return the state and the `Origin` that it was saved with; `origin` is the current
+    one.
 
     Raises OtherStateError if the saved state was sharded differently.
     """
     file = next(iter(sorted(folder.glob("learner-0-of-*.json"))), None)
     if file is None:
-        raise OtherStateError(f"{folder} has no state of a learner", fix="resume from another checkpoint")
+        raise OtherStateError(f"{folder} contains no learner state", fix="resume from another checkpoint")
     content = json.loads(file.read_text(encoding="utf-8"))
     facts = content.pop("facts")
     saved = Origin(**content)
     if saved.described != origin.described:
         raise OtherStateError(
-            f"the state in {folder} was saved by {saved.described}, but is to be loaded by {origin.described}",
+            f"the state in {folder} was saved by {saved.described}, but is being loaded by {origin.described}",
             fix=f"resume with learner.processes={saved.processes} and learner.sharding={saved.sharding}",
         )
     if rank > 0:
@@ -115,18 +116,18 @@ def require_fit(state: State, expected: Mapping[str, Tensor], saved: Origin, ori
     AdamW's moments may be missing: they do not exist before the first update.
     """
     needed = [name for name in expected if not name.startswith("adamw/")]
-    wrong = next((f"lacks {name}" for name in needed if name not in state.tensors), None)
+    wrong = next((f"is missing {name}" for name in needed if name not in state.tensors), None)
     for name, tensor in state.tensors.items():
         if wrong is not None:
             break
         if name not in expected:
-            wrong = f"has {name}, which the learner does not have"
+            wrong = f"contains {name}, which the learner does not have"
         elif _form(tensor) != _form(expected[name]):
-            wrong = f"has {name} as {_form(tensor)}, which is {_form(expected[name])} in the learner"
+            wrong = f"contains {name} as {_form(tensor)}, but the learner has {_form(expected[name])}"
     if wrong is not None:
         raise OtherStateError(
             f"the saved state of the learner {wrong}{_changes(saved, origin)}",
-            fix="resume with the settings that the run began with, or start a new run",
+            fix="resume with the settings with which the run started, or start a new run",
         )
 
 
@@ -167,7 +168,7 @@ def _form(tensor: Tensor) -> str:
 
 def _changes(saved: Origin, origin: Origin) -> str:
     changed = [
-        f"{name} was {value}, and is {origin.settings.get(name)}"
+        f"{name} was {value}, now {origin.settings.get(name)}"
         for name, value in saved.settings.items()
         if value != origin.settings.get(name)
     ]

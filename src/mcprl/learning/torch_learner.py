@@ -1,4 +1,4 @@
-"""The torch learner: transformers and PEFT hold the model, AdamW updates it."""
+"""The torch learner, which holds the model with transformers and PEFT, and updates it with AdamW."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from mcprl.learning.algorithms import (
     staleness_metrics,
 )
 from mcprl.learning.algorithms.advantages import floats
+from mcprl.learning.algorithms.batches import require_sound_advantages
 from mcprl.learning.algorithms.objective import Scores, policy_outcome, require_sound_loss
 from mcprl.learning.learner import in_torch_thread
 from mcprl.learning.metrics import Seen, UpdateMetrics
@@ -46,17 +47,15 @@ from mcprl.learning.process_group import ProcessGroup
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 from mcprl.seeds import derive_seed
 
-__all__ = ["BatchLearner", "NonFiniteValues", "make_update", "minibatches_of"]
-
 
 class Scorer(Protocol):
-    """A policy that computes the scores of a pack's tokens. Gradients flow back through the scores."""
+    """A policy that scores the tokens of a pack. Gradients flow back through the scores."""
 
     def __call__(self, pack: Pack) -> Scores: ...
 
 
 class Optimiser(Protocol):
-    """Updates a policy with the gradients that `backward` accumulated."""
+    """Makes optimizer steps with the gradients that `backward` accumulated."""
 
     @property
     def learning_rate(self) -> float:
@@ -81,7 +80,7 @@ class Optimiser(Protocol):
 
 
 class FrozenPolicy(Protocol):
-    """The reference policy, as a learner uses it."""
+    """The reference policy, as used by a learner."""
 
     def in_place(self) -> AbstractContextManager[Scorer]:
         """Return the reference as a policy that computes scores."""
@@ -92,7 +91,7 @@ class FrozenPolicy(Protocol):
         ...
 
     def become_policy(self) -> int:
-        """Copy every tensor of the policy to the reference. Returns how many tensors differ afterwards; must be 0."""
+        """Copy every tensor of the policy to the reference. Return how many tensors then differ, which must be 0."""
         ...
 
 
@@ -100,7 +99,7 @@ PolicyT = TypeVar("PolicyT", bound=Scorer)
 M = TypeVar("M", bound=Optimiser)
 R = TypeVar("R", bound=FrozenPolicy)
 
-# A single failure can be bad luck. Several in a row mean that the policy or a setting is broken.
+# A single failure can be chance. Several in a row mean that the policy or a setting is broken.
 _MAX_NON_FINITE_IN_A_ROW = 3
 
 
@@ -118,6 +117,8 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
     def __init__(self, config: RunConfig, *, processes: ProcessGroup, packer: Packer) -> None:
         if config.algorithm.has_own_loss:
             require_sound_loss(config.algorithm)
+        if config.algorithm.has_own_advantages:
+            require_sound_advantages(config.algorithm)
         self._config = config
         self._processes = processes
         self._packer = packer
@@ -174,7 +175,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
     def _update(self, batch: Batch) -> Update:
         started, replayed_s = time.monotonic(), self._packer.replayer.spent_s
         rate, non_finite_before = self.optimisation.learning_rate, self._non_finite_in_a_row
-        # Supervised fine-tuning has demonstrations only.
+        # Batches of supervised fine-tuning have only demonstrations.
         learned, learnable = batch.trajectories, batch.learnable
         if not learned:
             learned = batch.demonstrations
@@ -197,7 +198,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         return Update(step=batch.step, weights=self._weights, metrics=metrics, ratios=ratios, skipped=skipped)
 
     def _learn_from(self, batch: Batch, known: Mapping[str, float]) -> tuple[dict[str, float], Columns, str | None]:
-        """Update the policy. Returns metrics, the ratios of all tokens, and the reason if the policy is unchanged."""
+        """Update the policy. Return metrics, the ratios of all tokens, and, if the policy is unchanged, the reason."""
         no_ratios = tuple((0.0,) * len(t.token_ids) for t in batch.trajectories)
         rate = self.optimisation.learning_rate
         reason = self._too_little(known["learnable_tokens"], known["learnable_share"])
@@ -217,22 +218,22 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
             rate, cap = self.optimisation.learning_rate, self._config.algorithm.kl.cap
             return (
                 f"the update moved the policy by {tally.moved:.2g} nats per token, to {tally.distance:.2g} from its "
-                f"reference; algorithm.kl.cap is {cap:g}, so it was undone"
+                f"reference, and was undone because algorithm.kl.cap is {cap:g}"
                 + (f", and the learning rate is halved to {rate:.2g} from now on" if rate < rate_before else "")
             )
         if tally.steps_made:
             return None
         if tally.steps_over_cap:
             return "every optimizer step was skipped, because the KL was above algorithm.kl.cap"
-        return "all rewards are equal within every group: there is nothing to learn"
+        return "all rewards are equal within every group, so there is nothing to learn"
 
     def _too_little(self, tokens: float, share: float) -> str | None:
         algorithm = self._config.algorithm
         least_tokens, least_share = algorithm.min_learnable_tokens, algorithm.min_learnable_share
         if tokens < least_tokens:
             return (
-                f"{tokens:.0f} tokens are learnable, but algorithm.min_learnable_tokens is {least_tokens}; "
-                f"sampling.constrain={self._config.sampling.constrain} with masks={algorithm.masks} left no more"
+                f"{tokens:.0f} tokens are learnable with sampling.constrain={self._config.sampling.constrain} and "
+                f"masks={algorithm.masks}, but algorithm.min_learnable_tokens is {least_tokens}"
             )
         if share < least_share:
             return (
@@ -245,9 +246,9 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         self._non_finite_in_a_row += 1
         if self._non_finite_in_a_row >= _MAX_NON_FINITE_IN_A_ROW:
             raise NonFiniteError(
-                f"{self._non_finite_in_a_row} updates in a row hit NaN or Inf, the last one: {what}; "
-                "the weights are those from before these updates",
-                fix="look at the episodes in the message; lower learner.learning_rate"
+                f"{self._non_finite_in_a_row} updates in a row hit NaN or Inf, most recently: {what}; the updates "
+                "were rolled back",
+                fix="inspect the episodes named in the message; lower learner.learning_rate"
                 + ("" if self._config.model.dtype == "float32" else ", or set model.dtype to float32"),
             )
         return what
@@ -269,7 +270,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         return found
 
 
-# A single update that uses up this share of the cap is too large: the learning rate is halved.
+# A single update that uses this share of the cap is too large: the learning rate is halved.
 _JUMP = 0.5
 
 
@@ -349,7 +350,7 @@ class _OngoingUpdate:
                 estimator = self._config.algorithm.kl.estimator
                 distance += float(divergence(logprob_N, columns.reference_logprob_N, estimator).double().sum())
         tokens, moved, distance = map(sum, zip(*self._processes.gather((tokens, moved, distance)), strict=True))
-        if tokens:  # otherwise only demonstrations moved the policy
+        if tokens:  # otherwise only demonstrations changed the policy
             self.tally.moved, self.tally.distance = moved / tokens, distance / tokens
 
     def _learn(self, examples: Sequence[Example], demonstrations: Sequence[Example]) -> None:
@@ -467,8 +468,8 @@ def minibatches_of(batch: Batch, config: RunConfig) -> Iterator[list[int]]:
     for group in batch.groups:
         first = members[-1][-1] + 1 if members else 0
         members.append(list(range(first, first + len(group.trajectories))))
-    # Groups without signal may have been dropped, so there can be fewer trajectories than configured minibatches. A
-    # batch of demonstrations only is one minibatch.
+    # Groups without signal may have been dropped, so there can be fewer trajectories than minibatches. Without
+    # groups, the demonstrations are one minibatch.
     count = max(1, min(config.algorithm.minibatches, len(batch.trajectories)))
     for epoch in range(config.algorithm.epochs):
         groups = list(members)

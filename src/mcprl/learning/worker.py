@@ -1,4 +1,4 @@
-"""One process of a `DistributedLearner`, which starts it as `python -m mcprl.learning.worker`.
+"""A process of a `DistributedLearner`, started as `python -m mcprl.learning.worker`.
 
 It reads its rank and the socket from its environment, and answers requests in order until the connection closes.
 """
@@ -36,7 +36,7 @@ def _make_learner(plan: Plan) -> TorchLearner:
 
 
 async def _attempt(work: Awaitable[Any], *, first: bool) -> Answer:
-    """Return the result or the McprlError of `work`. Any other exception ends the process and is in its log."""
+    """Return the result or the McprlError of `work`. Any other exception ends the process, which logs it."""
     try:
         result = await work
     except McprlError as error:

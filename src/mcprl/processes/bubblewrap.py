@@ -1,4 +1,4 @@
-"""What every program in bubblewrap shares: finding `bwrap`, its namespaces, and the fix if the kernel refuses them."""
+"""Code for all programs that run in bubblewrap: finding `bwrap`, namespaces, and the fix if the kernel refuses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mcprl.errors import SandboxMissingError
 NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox")
 NO_NETWORK = "--unshare-net"
 ALLOW_NAMESPACES = (
-    "let bubblewrap make namespaces (kernel.unprivileged_userns_clone=1, "
+    "allow bubblewrap to create namespaces (kernel.unprivileged_userns_clone=1, "
     "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined "
     "--security-opt apparmor=unconfined --security-opt systempaths=unconfined)"
 )
 
 
 def find_bubblewrap(sandbox: str, otherwise: str) -> str:
-    """The path of `bwrap`. Raises SandboxMissingError, in which `otherwise` is what to do instead of installing it."""
+    """Return the path of `bwrap`, or raise SandboxMissingError. `otherwise` is the alternative to installing it."""
     path = shutil.which("bwrap")
     if path is None:
         raise SandboxMissingError(

@@ -27,12 +27,12 @@ _SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 
 
 def require_linux() -> None:
-    """Raise UnfitEngineError on a system on which no run is possible."""
+    """Raise UnfitEngineError if this is not Linux, because runs need it."""
     if sys.platform != "linux":
         raise UnfitEngineError(
             f"this is {_SYSTEMS.get(sys.platform, sys.platform)}, but training needs Linux: GPUs of other systems "
             "(such as MPS) are not supported, and servers could outlive a run",
-            fix="train on Linux: another machine, a container or, on Windows, WSL 2",
+            fix="train on Linux, for example on another machine, in a container or, on Windows, in WSL 2",
         )
 
 
@@ -92,7 +92,7 @@ class CleanedLog:
         return bool(data)
 
     def _extend(self, part: bytes) -> None:
-        # Keep a little more than is shown, so that `clean` sees a secret at the cut as a whole.
+        # Keep a little more than is shown, so that `clean` sees the whole of a secret at the cut.
         self._line += part[: _MAX_LINE_CHARS + _CUT_SLACK_BYTES - len(self._line)]
 
     def _end_line(self) -> None:
@@ -113,7 +113,9 @@ class CleanedLog:
             self._file.write(data)
         except OSError as error:
             self._is_full = True
-            _logger.warning("the log %s cannot be written, the rest is dropped: %s", self._file.name, error)
+            _logger.warning(
+                ("the log %s cannot be written, so the rest of the output is dropped: %s"), self._file.name, error
+            )
 
 
 _LONGEST_FOLDER_BYTES = 40
@@ -247,7 +249,7 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while the process runs; the negative signal number if a signal ended it."""
+        """The exit code: None while the process runs, the negative signal number if a signal ended it."""
         return self._exit_code
 
     @property
@@ -261,7 +263,7 @@ class ChildProcess:
         return self._process.stdout
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the child alone."""
+        """Send a signal to the child, but not to its descendants."""
         if self._exit_code is None:
             os.kill(self._process.pid, number)
 

@@ -1,4 +1,4 @@
-"""The guard: a shell that outlives our process to kill our descendants, and the marks by which it finds them."""
+"""The guard, a shell that kills our descendants after our process has ended, and the marks by which it finds them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import threading
 import time
 
 OWNER_MARK = "MCPRL_OWNER"
-"""Environment variable of every descendant. It identifies the mcprl process."""
+"""Environment variable of every descendant. Its value identifies the mcprl process."""
 CHILD_MARK = "MCPRL_CHILD"
-"""Environment variable of every descendant. It identifies the child that the process is or descends from."""
+"""Environment variable of every descendant. Its value identifies the child of mcprl that the process descends from."""
 
 _logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Guard:
         self._pipe: int | None = None
 
     def start(self) -> str:
-        """Start the guard unless it is running. Return our mark."""
+        """Start the guard if it is not running. Return our mark."""
         with self._lock:
             self._ensure()
             return self._mark
@@ -90,7 +90,7 @@ class Guard:
                 self._process.wait(_GUARD_END_S)
 
     def after_fork(self) -> None:
-        """In a fork, close the pipe: it must close when the original process ends, not when the fork ends."""
+        """In a fork, close the pipe, so that it closes when the original process ends, not when the fork ends."""
         self._lock = threading.Lock()
         if self._pipe is not None:
             os.close(self._pipe)
@@ -108,10 +108,10 @@ class Guard:
                 return
 
     def _ensure(self) -> bool:
-        """Start the guard if it is not running, and tell it all groups. Return whether it was started."""
+        """Start the guard if it is not running, and send it all groups. Return whether it was started."""
         if self._our_pid != os.getpid():
             if self._process is not None:
-                self._process.returncode = 0  # we are a fork, so the guard is not our child and cannot be waited for
+                self._process.returncode = 0  # we are a fork, so the guard is not our child, and we cannot wait for it
             self._our_pid, self._mark, self._groups, self._process = os.getpid(), secrets.token_hex(16), set(), None
         if self._process is not None and self._process.poll() is None:
             return False
@@ -119,7 +119,7 @@ class Guard:
             os.close(self._pipe)
         read_end, self._pipe = os.pipe()
         try:
-            # With an empty environment, so that the guard does not have the mark of another mcprl that started us.
+            # The environment is empty, so that the guard does not inherit the mark of an mcprl process that started us.
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", _SCRIPT, _in_limits(owner=self._mark), f"{OWNER_MARK}={self._mark}"],
                 stdin=read_end,
@@ -141,9 +141,10 @@ os.register_at_fork(after_in_child=GUARD.after_fork)
 
 
 def limit_of(owner: str, child: str) -> int:
-    """Both marks as a soft limit of real-time microseconds, about 127,000 years: 4, nine digits of each.
+    """Return both marks as a soft limit on real-time CPU microseconds: the digit 4, then nine digits of each mark.
 
-    As the environment, limits pass to all descendants; but programs that clear the environment leave them alone.
+    Like the environment, limits are inherited by all descendants, but programs that clear the environment keep them.
+    The limit is about 127,000 years, so it never takes effect.
     """
     return int(f"4{_digits(owner)}{_digits(child)}")
 
@@ -153,7 +154,7 @@ def _digits(mark: str) -> str:
 
 
 def _in_limits(*, owner: str = "", child: str = "") -> str:
-    """The pattern of a line in /proc/PID/limits."""
+    """Return a pattern for the line of the marks in /proc/PID/limits."""
     nine = "[0-9]{9}"
     return f"^Max realtime timeout +4{_digits(owner) if owner else nine}{_digits(child) if child else nine} "
 
@@ -172,7 +173,7 @@ def _marked(mark: str) -> list[int]:
 
 
 def _read(path: str) -> bytes:
-    """A file of a process; empty if it has ended, or belongs to another user and so is not ours."""
+    """Return the content of a file of a process. Empty if the process has ended or belongs to another user."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()
@@ -181,7 +182,7 @@ def _read(path: str) -> bytes:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all processes with this mark of a child, in rounds: one that is just being forked is found in the next."""
+    """Kill all processes with this mark of a child. Repeat, because a process that is being forked may be missed."""
     deadline = time.monotonic() + _STRAYS_END_S
     while left := _marked(mark):
         for pid in left:

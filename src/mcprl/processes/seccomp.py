@@ -1,4 +1,4 @@
-"""Seccomp filters: the instructions that they consist of, and the filter of programs that are not ours."""
+"""Seccomp filters: their instructions, and the filter for programs of others, such as tool servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _X32_BIT: Final = 0x40000000
 
 
 class Operation:
-    """Classic BPF: the codes of <linux/filter.h>."""
+    """The instruction codes of classic BPF, from <linux/filter.h>."""
 
     LOAD, AND, RETURN = 0x20, 0x54, 0x06
     EQUAL, AT_LEAST, ANY_BIT = 0x15, 0x35, 0x45
@@ -27,8 +27,8 @@ ALLOW: Final = 0x7FFF0000
 ERRNO: Final = 0x00050000
 DENY: Final = ERRNO | errno.EPERM
 
-# Name, number on x86_64, number on aarch64. Keyrings are inherited, and shared by all processes of a user. The others
-# are where most holes in the kernel were; programs do without them if they fail.
+# Name, number on x86_64, number on aarch64. Keyrings are shared by all processes of a user. The other calls had most of
+# the security holes of the kernel, and programs can do without them.
 _DENIED: Final = """
 add_key 248 217, request_key 249 218, keyctl 250 219, perf_event_open 298 241, bpf 321 280, userfaultfd 323 282,
 io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427
@@ -37,7 +37,7 @@ io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction of a filter. A jump has the number of instructions to skip if its condition holds, or not.
+    """One instruction of a filter. A jump has the number of instructions to skip if its condition is true, or false.
 
     Instruction(Operation.EQUAL, 39, 0, 1)     # if it is 39, continue; else skip the next instruction
     """
@@ -49,14 +49,14 @@ class Instruction:
 
 
 def numbers(table: str, machine: str) -> dict[str, int]:
-    """The numbers of system calls on a machine, from a table of name, number on each of MACHINES (or a dash)."""
+    """Return the numbers of system calls on a machine, from a table with a number or a dash for each of MACHINES."""
     column = 1 + MACHINES.index(machine)
     rows = (entry.split() for entry in table.replace("\n", " ").split(","))
     return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
 
 
 def filter_head(machine: str) -> list[Instruction]:
-    """Reject other machines' system calls, then load the number of the call."""
+    """Return instructions that reject system calls of other architectures, then load the number of the call."""
     return [
         Instruction(Operation.LOAD, _ARCHITECTURE_OFFSET),
         Instruction(Operation.EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0),
@@ -68,12 +68,12 @@ def filter_head(machine: str) -> list[Instruction]:
 
 
 def assembled(program: Sequence[Instruction]) -> bytes:
-    """The array of `struct sock_filter` that the kernel takes."""
+    """Return the program as the array of `struct sock_filter` that the kernel takes."""
     return b"".join(struct.pack("=HBBI", i.code, i.if_true, i.if_false, i.value) for i in program)
 
 
 def denying_filter(machine: str) -> bytes:
-    """The filter of a program that is not ours: everything is allowed except a few calls that no server needs."""
+    """Return a filter for programs of others. It denies a few calls that no server needs, and allows all others."""
     program = filter_head(machine)
     for number in numbers(_DENIED, machine).values():
         program += [Instruction(Operation.EQUAL, number, 0, 1), Instruction(Operation.RETURN, DENY)]

@@ -75,12 +75,12 @@ def read_state(folder: Path) -> RunState:
     except ValidationError as error:
         raise OtherStateError(
             f"{folder / _FILE} was not written by this version of mcprl: {error.errors()[0]['msg']}",
-            fix="resume with the version of mcprl that saved it",
+            fix="resume with the version of mcprl that saved the checkpoint",
         ) from error
     if state.format != _STATE_FORMAT:
         raise OtherStateError(
             f"{folder / _FILE} has format {state.format}, but this version of mcprl reads {_STATE_FORMAT}",
-            fix="resume with the version of mcprl that saved it",
+            fix="resume with the version of mcprl that saved the checkpoint",
         )
     return state
 
@@ -94,7 +94,7 @@ def deal_ids(deals: Mapping[int, Deal]) -> dict[str, dict[str, list[str]]]:
 
 
 def deals_of(ids: Mapping[str, Mapping[str, Sequence[str]]], tasks: Sequence[Task]) -> dict[int, Deal]:
-    """Invert `deal_ids`. The tasks are the same as at that time, because restoring the task order checks that."""
+    """Invert `deal_ids`. All tasks exist, because restoring the task order has checked that."""
     known = {task.id: task for task in tasks}
     return {
         int(step): Deal(
@@ -201,7 +201,7 @@ class Checkpoints:
                     return found, skipped
                 skipped.append(found)
             if step in unfinished:
-                skipped.append(Damaged(path=self._unfinished(step), why="was not finished"))
+                skipped.append(Damaged(path=self._unfinished(step), why="is incomplete"))
         return None, skipped
 
     def all(self) -> list[Checkpoint]:
@@ -217,7 +217,7 @@ class Checkpoints:
         return found
 
     def retain(self, keep: int, also: Collection[int] = ()) -> list[int]:
-        """Remove all checkpoints except the newest `keep` and those in `also`. Return the steps that were removed.
+        """Remove all checkpoints except the newest `keep` and those of the steps `also`. Return the removed steps.
 
         Also remove checkpoints of steps after the last commit: they were damaged, so the run resumed from an
         earlier one and will reach these steps again.
@@ -329,14 +329,16 @@ def _read_manifest(folder: Path, step: int) -> dict[str, Any] | Damaged:
     if not whole:
         return Damaged(path=folder, why=f"{_MANIFEST} does not match its checksum")
     if content["format"] != _FORMAT:
-        return Damaged(path=folder, why=f"has format {content['format']}, but this mcprl reads format {_FORMAT}")
+        return Damaged(
+            path=folder, why=(f"has format {content['format']}, but this version of mcprl reads format {_FORMAT}")
+        )
     if content["step"] != step:
-        return Damaged(path=folder, why=f"holds step {content['step']}: the folder was renamed or copied")
+        return Damaged(path=folder, why=f"contains step {content['step']}: the folder was renamed or copied")
     return content
 
 
 def _examine(folder: Path, step: int) -> Checkpoint | Damaged:
-    """Read a checkpoint completely."""
+    """Read a checkpoint completely and verify it."""
     manifest = _read_manifest(folder, step)
     if isinstance(manifest, Damaged):
         return manifest
@@ -350,7 +352,7 @@ def _examine(folder: Path, step: int) -> Checkpoint | Damaged:
         for name, file in listed.items():
             size = there[name].stat().st_size
             if size != file["bytes"]:
-                return Damaged(path=folder, why=f"{name} has {size} bytes, but {file['bytes']} were written")
+                return Damaged(path=folder, why=f"{name} has {size} bytes instead of {file['bytes']}")
             if _digest(there[name]) != file["sha256"]:
                 return Damaged(path=folder, why=f"{name} does not match its checksum")
         return Checkpoint(step=step, path=folder, bytes=_size(folder))

@@ -3,7 +3,7 @@
 outputs/hello-cpu/
   config.yaml                     all settings
   lock                            the process that has the run open
-  train.log                       the lines of the console: what was started, each step, its verdicts
+  train.log                       a copy of the console output
   end.json                        why the run ended early; a run that was killed has none
   metrics.jsonl                   one object per step
   health.jsonl                    the verdicts on each step
@@ -11,7 +11,7 @@ outputs/hello-cpu/
   timeline.jsonl                  when each step was collected, learnt from, published and saved
   trajectories/step-00000.parquet one row per episode
   tokens/step-00000.parquet       advantages and ratios of its tokens
-  sft/                            what supervised fine-tuning imitates, and what it left out and why
+  sft/                            the conversations imitated, and those left out with the reason
   checkpoints/step-00012/         the state after 12 steps
   journal/step-00012.jsonl        finished episodes of a step that no checkpoint covers yet
   conditions.json                 the settings, and digests of the tasks, tools and model, of the journaled episodes
@@ -73,7 +73,7 @@ class Timeline:
     """Collects spans until `take` returns them for recording. Spans of different activities may overlap."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        zero = time.time() - time.monotonic()  # read once: the system's clock may be set during the run
+        zero = time.time() - time.monotonic()  # read the clock once: its time may be set during the run
         self._clock = clock or (lambda: zero + time.monotonic())
         self._ended: list[Span] = []
 
@@ -120,7 +120,7 @@ def span_of(entry: Mapping[str, Any]) -> Span:
     return Span(step=entry["step"], activity=entry["activity"], start=float(entry["start"]), end=float(entry["end"]))
 
 
-_KEPT_VERSIONS = 3  # vLLM may still sample from these
+_KEPT_VERSIONS = 3  # vLLM may still sample from these versions
 _LOCK_TRIES, _LOCK_TRY_S = 3, 0.05
 _WEIGHTS_NAME = re.compile(r"v(\d+)(\.partial|\.replaced)?")
 _STEP_FILE_NAME = re.compile(r"\.?step-(\d+)\.parquet(\.partial)?")
@@ -141,7 +141,7 @@ class StepRecord:
 
 
 class RunStopped(Exception):
-    """The run was asked to stop, and has stopped. The message says what is saved."""
+    """The run was asked to stop, and has stopped. The message lists what is saved."""
 
 
 class RunFolder:
@@ -168,27 +168,27 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig) -> Self:
-        """Make a folder for a new run, named after it, with a number if the name is taken.
+        """Create a folder for a new run, with the run's name, and a number if the name is taken.
 
-        A run that ended before its first episode left nothing but its error: its folder is used again.
+        The folder of a run that failed before its first episode has only its error, so it is used again.
         """
         outputs = config.training.outputs
         find_writable(outputs)
-        with storage_faults(f"making a folder in {outputs}"):
+        with storage_faults(f"creating a folder in {outputs}"):
             outputs.mkdir(parents=True, exist_ok=True)
             names = itertools.chain([config.name], (f"{config.name}-{number}" for number in itertools.count(2)))
             folder = next(folder for name in names if (folder := cls._claim(outputs / name)) is not None)
             folder._make_folders()
-        # Written last: a folder with config.yaml is complete.
+        # written last: a folder with config.yaml is complete
         folder.rewrite_config(config)
         sync_folder(outputs)
         return folder
 
     @classmethod
     def _claim(cls, path: Path) -> Self | None:
-        """Make this folder, or empty that of a run without results; None if it is taken."""
+        """Create this folder, or empty it if its run has no results. Return None if it is taken."""
         try:
-            path.mkdir(mode=0o700)  # prompts, results and trajectories are private
+            path.mkdir(mode=0o700)  # nobody else may read prompts, results and trajectories
         except FileExistsError:
             if not (path / "config.yaml").is_file() or _has_results(path):
                 return None
@@ -196,7 +196,7 @@ class RunFolder:
             folder = cls(path)
         except RunInUseError:
             return None
-        if _has_results(path):  # since it was looked at
+        if _has_results(path):  # another process changed it after the check
             folder.close()
             return None
         for entry in path.iterdir():
@@ -208,9 +208,9 @@ class RunFolder:
     def open(cls, path: Path) -> Self:
         """Open an existing folder. Raises NoRunError if it has no run, RunInUseError if another process uses it."""
         if not (path / "config.yaml").is_file():
-            raise NoRunError(f"{path} is not a run: it has no config.yaml", fix="give the folder of a run")
+            raise NoRunError(f"{path} is not a run: it has no config.yaml", fix="pass the folder of a run")
         folder = cls(path)
-        with storage_faults(f"making folders in {path}"):
+        with storage_faults(f"creating folders in {path}"):
             folder._make_folders()
         return folder
 
@@ -219,27 +219,27 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
 
     def clear(self, folder: Path) -> None:
-        """Empty one of the run's folders."""
+        """Create one of the run's folders, or empty it."""
         with storage_faults(f"clearing {folder}"):
             shutil.rmtree(folder)
             folder.mkdir()
 
     def close(self) -> None:
-        """Let other processes open the folder."""
+        """Close the folder, so that other processes can open it."""
         self._release()
 
     def __enter__(self) -> Self:
-        """Begin to run: an earlier end is no longer true."""
+        """Remove the record of an earlier end, because the run continues."""
         with storage_faults(f"removing {self._end}"):
             self._end.unlink(missing_ok=True)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Record why the run ends, if it ends early, and close the folder."""
-        # Who cancels a run for a signal has recorded that already.
+        # If a signal cancelled the run, its handler has already recorded the reason.
         known = isinstance(error, asyncio.CancelledError) and self._end.exists()
         if error is not None and self._release.alive and not known:
-            with contextlib.suppress(StorageError):  # the first error is the one to report
+            with contextlib.suppress(StorageError):  # report the first error, not one from recording it
                 self.record_end(error)
         self.close()
 
@@ -254,13 +254,13 @@ class RunFolder:
         write_file(self._end, (json.dumps({"state": state, "why": why}) + "\n").encode())
 
     def rewrite_config(self, config: RunConfig) -> None:
-        """Replace the settings in config.yaml."""
+        """Write new settings to config.yaml."""
         write_file(self.config_file, config.to_yaml().encode())
 
     def record_step(self, step: int, record: StepRecord) -> None:
         """Record a step durably. Its metrics line is written last; see the module's docstring."""
         name = f"step-{step:05d}.parquet"
-        if record.played:  # supervised fine-tuning plays and learns from none in most steps
+        if record.played:  # in most steps, supervised fine-tuning runs no episodes and so has no groups
             write_trajectories(self._trajectories / name, (t for group in record.played for t in group.trajectories))
         if record.batch.groups:
             write_token_notes(self._tokens / name, record.batch, record.ratios)
@@ -275,13 +275,13 @@ class RunFolder:
     def cut_to(self, step: int) -> list[tuple[Mapping[str, float], list[Verdict]]]:
         """Remove all records of this step and later ones, the summary, and lines that cannot be read.
 
-        Returns the metrics and verdicts of the steps before; metrics are empty if the file no longer has them.
+        Returns the metrics and verdicts of the earlier steps. Metrics are empty if the file has lost them.
         """
         metrics = _kept_lines(self._metrics, step, _metrics)
         health = _kept_lines(self._health, step, verdict_of)
         spans = _kept_lines(self._timeline, step, span_of)
         with storage_faults(f"cutting {self.path} to {step} steps"):
-            # Removed first: from here on, the run is not finished.
+            # removed first, because from here on the run counts as unfinished
             self._summary.unlink(missing_ok=True)
             for name in ("adapter", "model"):
                 _remove_folder(self.path / name)
@@ -294,19 +294,19 @@ class RunFolder:
         return [(by_step.get(kept, {}), [line.value for line in health if line.step == kept]) for kept in range(step)]
 
     def drop_old_weights(self, newest: Weights) -> None:
-        """Keep only the latest versions. The sampler no longer uses the others."""
+        """Delete old weights: all but the latest versions, which the sampler may still use."""
         with storage_faults(f"removing old weights from {self.weights}"):
             for folder in self.weights.iterdir():
                 name = _WEIGHTS_NAME.fullmatch(folder.name)
                 if name is None:
                     continue
-                # A partial version is left over from a crash, unless it is newer: then the learner may be writing it.
+                # A partial version is left from a crash. If it is newer than `newest`, the learner may be writing it.
                 oldest = newest.version - _KEPT_VERSIONS + 1 if name[2] is None else newest.version + 1
                 if int(name[1]) < oldest:
                     _remove_folder(folder)
 
     def finish(self, weights: Weights, summary: Mapping[str, Any]) -> None:
-        """Copy the final weights, then write the summary. It may be called again."""
+        """Copy the final weights, then write the summary. Safe to call again."""
         with storage_faults(f"finishing {self.path}"):
             self._summary.unlink(missing_ok=True)
             if weights.adapter is not None:
@@ -317,7 +317,7 @@ class RunFolder:
 
 
 def find_writable(outputs: Path) -> Path:
-    """The folder of runs, or the nearest parent that exists. Raises StorageError if it is not writable."""
+    """Return the folder of runs, or its nearest existing parent. Raises StorageError if it is not writable."""
     place = next(folder for folder in (outputs.absolute(), *outputs.absolute().parents) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=place):
@@ -325,12 +325,12 @@ def find_writable(outputs: Path) -> Path:
     except OSError as error:
         raise StorageError(
             f"training.outputs is {outputs}, but {place} is not writable: {error.strerror}",
-            fix="set training.outputs to a folder that you may write to",
+            fix="set training.outputs to a folder with write permission",
         ) from error
 
 
 def lock_holder(folder: Path) -> tuple[bool, int | None]:
-    """Return whether a process has the run open, and its pid. Readers share a lock, so one does not detect another."""
+    """Return whether a process has the run open, and its pid. Readers share a lock and do not detect each other."""
     for place in (folder, folder / "lock"):
         try:
             descriptor = os.open(place, os.O_RDONLY)
@@ -354,10 +354,10 @@ def _noted_pid(lock: Path) -> int | None:
 
 
 def _lock(folder: Path) -> tuple[int, int]:
-    """Lock the folder, and the file `lock` in it. The system releases both however the process ends.
+    """Lock the folder, and the file `lock` in it. The system releases both locks when the process ends.
 
-    The file tells the pid, and is locked across the machines of a network file system. Deleting it frees nothing,
-    because of the other lock.
+    The file holds the pid. Its lock also works between the machines of a network file system. The lock on the folder
+    still holds if someone deletes the file.
     """
     with storage_faults(f"locking {folder}"), contextlib.ExitStack() as on_failure:
         descriptors: list[int] = []
@@ -369,7 +369,7 @@ def _lock(folder: Path) -> tuple[int, int]:
             except BlockingIOError:
                 raise RunInUseError(
                     f"{folder} is in use by process {_noted_pid(folder / 'lock') or '(unknown)'}",
-                    fix="wait until that process has ended, or end it",
+                    fix="wait for that process to end, or end it",
                 ) from None
         os.ftruncate(descriptors[1], 0)
         os.write(descriptors[1], f"{os.getpid()}\n".encode())
@@ -383,13 +383,13 @@ def _close(*descriptors: int) -> None:
 
 
 def _has_results(folder: Path) -> bool:
-    """Whether a run left a step, a checkpoint or a finished episode."""
+    """Return whether a run left a step, a checkpoint or a finished episode."""
     journal = [path for path in folder.glob("journal/*") if path.stat().st_size]
     return bool(journal) or any(path.exists() for path in (*folder.glob("checkpoints/*"), folder / "metrics.jsonl"))
 
 
 def _take(descriptor: int) -> None:
-    """Take the lock. Retry, because a reader of the run may hold it briefly (`lock_holder`)."""
+    """Take the lock. If it is taken, try again, because a reader may hold it briefly (`lock_holder`)."""
     for _ in range(_LOCK_TRIES - 1):
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -418,7 +418,7 @@ class _Line(Generic[T]):
 
 
 def _cut_files(folder: Path, step: int) -> None:
-    """Remove the files of this step and later ones, and unfinished files."""
+    """Remove the files of this step and later ones, and incomplete files."""
     for path in folder.iterdir():
         file = _STEP_FILE_NAME.fullmatch(path.name)
         if file is not None and (file[2] is not None or int(file[1]) >= step):
@@ -427,7 +427,7 @@ def _cut_files(folder: Path, step: int) -> None:
 
 
 def _kept_lines(path: Path, step: int, read: Callable[[Mapping[str, Any]], T]) -> list[_Line[T]]:
-    """The lines of a file that belong to steps before this one. Damaged ones are left out: people read them, not we."""
+    """Return the lines of a file for steps before this one. Damaged lines are left out: mcprl does not need them."""
     with storage_faults(f"reading {path}"):
         *ended, _torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
     return [line for text in ended if (line := _read_line(text, read)) is not None and line.step < step]

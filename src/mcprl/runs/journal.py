@@ -1,8 +1,8 @@
 """The episode journal: a finished episode is on disk before it is used, so a crash never loses one.
 
 journal/step-00012.jsonl has one line per episode, in the order in which they finished: the SHA-256 of the JSON's bytes
-in hex, a space, the trajectory as JSON. A line is valid if it ends with a newline and its checksum is correct. Other
-lines are incomplete because the process was killed, or damaged on disk.
+in hex, a space, the trajectory as JSON. Of several lines of an episode, the last counts. A line is valid if it ends
+with a newline and its checksum is correct. Other lines are incomplete because the process was killed, or damaged.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class _Addition:
     """A trajectory to be written. `add` awaits `written`. `refusal` is the reason if it was not written."""
 
     trajectory: Trajectory
+    instead: bool
     written: asyncio.Future[None]
     refusal: ValueError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """The content of a file: its episodes, the offset after the last one, and the damaged lines before that."""
+    """The content of a file: its episodes, the offset after the last one, and the damaged lines before this offset."""
 
     episodes: dict[Key, Trajectory]
     end: int
@@ -75,13 +76,13 @@ class EpisodeJournal:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def add(self, trajectory: Trajectory) -> None:
-        """Append an episode. It is durable when this returns.
+    async def add(self, trajectory: Trajectory, *, instead: bool = False) -> None:
+        """Append an episode, or with `instead` another version of it, which counts. It is durable when this returns.
 
         Raises StorageError or ResourceLimitError if this or an earlier write failed. Raises ValueError if the journal
-        already has the episode, or if `forget_before` removed its step.
+        already has the episode and must not replace it, or if `forget_before` removed its step.
         """
-        addition = _Addition(trajectory, asyncio.get_running_loop().create_future())
+        addition = _Addition(trajectory, instead, asyncio.get_running_loop().create_future())
         self._waiting.append(addition)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_what_waits())
@@ -161,7 +162,7 @@ class EpisodeJournal:
             lines: dict[Key, bytes] = {}
             for addition in additions:
                 key = _key(addition.trajectory)
-                if key in self._keys[step] or key in lines:
+                if (key in self._keys[step] or key in lines) and not addition.instead:
                     addition.refusal = ValueError(f"the journal already has member {key[1]} of {key[0]} in step {step}")
                 else:
                     lines[key] = _line(addition.trajectory)
@@ -196,9 +197,9 @@ class EpisodeJournal:
             contents = _parse(path.read_bytes() if path.exists() else b"", step)
         found = [f"line {number} is damaged" for number in contents.damaged]
         if contents.torn:
-            found.append("the last line is torn")
+            found.append("the last line is incomplete")
         for words in found:
-            problem = f"{path}: {words}; its episode is played again"
+            problem = f"{path}: {words}; its episode is rerun"
             if problem not in self.problems:  # a file is read twice: for its episodes, and before appending
                 self.problems.append(problem)
         return contents
@@ -232,7 +233,7 @@ def _parse(data: bytes, step: int) -> _Contents:
         if start != 0:
             damaged.append(number)
         if trajectory is not None:
-            episodes.setdefault(_key(trajectory), trajectory)
+            episodes[_key(trajectory)] = trajectory  # the last version; its place is that of the first
             end, known_damage = position, len(damaged)
     return _Contents(episodes=episodes, end=end, damaged=damaged[:known_damage], torn=len(data) > end)
 

@@ -9,11 +9,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean
 from typing import Any, cast
 
 import yaml
@@ -25,7 +24,6 @@ from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged
 from mcprl.runs.folder import lock_holder, read_entry, verdict_of
 from mcprl.verdicts import GRAVEST_FIRST, Verdict
 
-RECENT_STEPS = 5  # noisy figures are averaged over this many of the last steps
 _SERVERS = "servers.settings"  # the only setting that maps names to sections; its keys are server names
 _NOTHING = ("null", "[]", "{}")
 _CHECKPOINTS = "checkpoints"
@@ -40,12 +38,13 @@ class RunStatus(StrEnum):
     STOPPED = "stopped"  # it was asked to stop, by a signal or Ctrl-C
     FAILED = "failed"  # an error ended it
     INTERRUPTED = "interrupted"  # it ended without a record
-    UNREADABLE = "unreadable"  # one of its files is damaged
+    UNREADABLE = "unreadable"  # one of its files cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """A run as read from its folder. `metrics` has one mapping per step; `config` is the content of config.yaml.
+    """The data of a run, read from its folder. `metrics` has one mapping per step; `config` is the content of
+    config.yaml.
 
     `verdicts` are those of the last step, the most severe first; `journaled` counts finished episodes that no
     checkpoint covers; `files` has the size in bytes of each entry of the folder; times are in seconds since 1970.
@@ -124,32 +123,8 @@ class PastRun:
             if isinstance(step.get(metric), int | float) and math.isfinite(step[metric])
         )
 
-    def figures(self) -> dict[str, float | None]:
-        """Return the figures for comparing runs. A figure is None if no step has it."""
-        rewards, recent = self.rewards, slice(-RECENT_STEPS, None)
-        collect_s = sum(self.course("collect_s"))
-        return {
-            "steps": self.steps_done,
-            "reward_first": rewards[0] if rewards else None,
-            "reward_best": max(rewards, default=None),
-            "reward_last": rewards[-1] if rewards else None,
-            "reward_recent": _mean(rewards[recent]),
-            "success_recent": _mean(self.course("success_rate")[recent]),
-            "valid_calls_recent": _mean(self.course("valid_call_rate")[recent]),
-            "kl_mean": _mean(self.course("kl")),
-            "step_s_mean": _mean(self.course("step_s")),
-            "tokens_per_s": sum(self.course("sampled_tokens")) / collect_s if collect_s else None,
-            "episodes_lost": sum(self.course("episodes_lost_to_infrastructure")),
-            "updates_skipped": sum(value != 0.0 for value in self.course("update_skipped")),
-        }
-
-    def settings(self) -> dict[str, str]:
-        """Return every setting by its dotted name, as written in a recipe: {"training.steps": "5"}."""
-        known = {setting.path for setting in settings()}
-        return {path: text for path, _, text in _dotted(self.config, known)}
-
     def changed_settings(self) -> dict[str, str]:
-        """Return the settings that differ from their default or have none, except the name."""
+        """Return the settings that differ from their default or have no default, except the name."""
         defaults = {setting.path: setting.default for setting in settings()}
         return {
             path: text
@@ -160,8 +135,8 @@ class PastRun:
 
 
 _NO_RECORD = (
-    "no record of its end: the process was killed, for example by the kernel's out-of-memory killer, or the disk was "
-    "full (mcprl 0.1.0 kept no such records)"
+    "there is no record of how the run ended: the process was killed, for example by the kernel's out-of-memory "
+    "killer, or the disk was full (mcprl 0.1.0 did not record this)"
 )
 
 
@@ -178,12 +153,12 @@ def find_runs(outputs: Path) -> list[PastRun]:
     """Return the runs in an output folder, last changed first."""
     if not outputs.is_dir():
         raise NoRunError(
-            f"there is no folder {outputs}", fix="give the output folder of your runs; `mcprl train RECIPE` creates one"
+            f"there is no folder {outputs}", fix="pass the folder of your runs; `mcprl train RECIPE` creates it"
         )
     if is_run(outputs):
         raise NoRunError(
             f"{outputs} is a run, not a folder of runs",
-            fix=f"`mcprl runs show {outputs}` shows it; or give its parent folder",
+            fix=f"show the run with `mcprl runs show {outputs}`, or pass its parent folder",
         )
     runs = [read_run(path) for path in outputs.iterdir() if is_run(path)]
     return sorted(runs, key=lambda run: (-run.changed, run.name))
@@ -196,7 +171,8 @@ def read_run(path: Path) -> PastRun:
         others = [other.name for other in parent.iterdir() if is_run(other)] if parent.is_dir() else []
         fact = f"the folder {path} is not a run" if path.is_dir() else f"there is no run {path}"
         raise NoRunError(
-            f"{fact}{did_you_mean(path.name, others)}", fix=f"`mcprl runs list {parent}` shows the runs in that folder"
+            f"{fact}{did_you_mean(path.name, others)}",
+            fix=(f"choose one of the runs that `mcprl runs list {parent}` shows"),
         )
     read: dict[str, Any] = {}
     why, ended, reason = "", RunStatus.INTERRUPTED, _NO_RECORD
@@ -255,10 +231,6 @@ def verify_checkpoints(run: PastRun, starting: Callable[[Path], None]) -> list[C
     return sorted(found, key=lambda seen: seen.path.name.lstrip("."))
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
-
-
 def _dotted(
     section: Mapping[str, Any], known: Container[str], path: str = "", described: str = ""
 ) -> Iterator[tuple[str, str, str]]:
@@ -313,12 +285,12 @@ def _last_verdicts(path: Path, metrics: tuple[Mapping[str, float], ...]) -> tupl
     try:
         verdicts = [verdict_of(line) for line in _read_lines(path) if line["step"] == last]
     except (KeyError, ValueError) as error:
-        raise _DamagedError(f"{path.name} has a line that is not a verdict") from error
+        raise _DamagedError(f"{path.name} contains a line that is not a verdict") from error
     return tuple(sorted(verdicts, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
 
 
 def _read_end(path: Path) -> tuple[RunStatus, str]:
-    """How and why a run ended early, as `RunFolder.record_end` wrote it."""
+    """Return how and why a run ended early, as `RunFolder.record_end` wrote it."""
     try:
         end = json.loads(path.read_bytes())
         return RunStatus(end["state"]), str(end["why"])
@@ -331,7 +303,7 @@ def _read_end(path: Path) -> tuple[RunStatus, str]:
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
     try:
         return tuple(Checkpoints(folder).all())
-    except FileNotFoundError:  # the run has just removed one; the next removal is far off
+    except FileNotFoundError:  # the run has just removed it; the next removal is far off
         return tuple(Checkpoints(folder).all())
 
 

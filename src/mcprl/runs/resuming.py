@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from mcprl.config import RunConfig
 from mcprl.errors import NoCheckpointError, NoRunError, OtherStateError
 from mcprl.files import canonical_json, storage_faults, write_file
-from mcprl.functions import digest_of_code
+from mcprl.functions import Code
 from mcprl.recipe import load_recipe
 from mcprl.records import Task
 from mcprl.runs.checkpoints import Checkpoint, Checkpoints, Damaged, RunState, read_state
@@ -27,7 +27,7 @@ from mcprl.runs.folder import RunFolder
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.tools import Tool
 
-# Settings that name a file or folder. Its content is compared by digest, not its name.
+# Settings that give a file or folder. Its content is compared by digest; the path may change.
 _LOCATIONS = frozenset({"model.path", "model.adapter", "tasks.train", "servers.file", "servers.cassette"})
 # Settings that change neither the episodes, nor their rewards, nor the weights.
 _WITHOUT_EFFECT_ON_EPISODES = (
@@ -42,19 +42,19 @@ _WITHOUT_EFFECT_ON_EPISODES = (
 _FIXED = {
     "name": "the folder and the trackers of the run use it",
     "engine": "one engine cannot read the checkpoints of the other",
-    "model.dtype": "the checkpoint holds weights of the previous type",
-    "learner.tuning": "the checkpoint holds the weights of the previous tuning",
+    "model.dtype": "the checkpoint contains weights of the previous type",
+    "learner.tuning": "the checkpoint contains weights trained with the previous setting",
     "learner.lora_rank": "the adapter in the checkpoint has the previous rank",
     "learner.lora_alpha": "the adapter in the checkpoint was trained with the previous scale",
     "learner.processes": "the checkpoint is sharded over the previous number of processes",
-    "learner.sharding": "the checkpoint is sharded in the previous way",
-    "training.outputs": "the run stays in its folder",
-    "sft.data": "the run keeps the conversations that it started with",
-    "sft.validation": "the run keeps the conversations that it started with",
-    "tasks.order": "the checkpoint holds the state of the previous order",
+    "learner.sharding": "the checkpoint has the previous sharding",
+    "training.outputs": "a run cannot move to another folder",
+    "sft.data": "the run must keep its initial conversations",
+    "sft.validation": "the run must keep its initial conversations",
+    "tasks.order": "the checkpoint contains state for the previous task order",
 }
 _FIXED_WITH_SKYRL = dict.fromkeys(
-    ("skyrl.url", "skyrl.backend", "skyrl.backend_config"), "the previous server has the checkpoint"
+    ("skyrl.url", "skyrl.backend", "skyrl.backend_config"), "the checkpoint is on the previous server"
 )
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
@@ -75,8 +75,13 @@ class Conditions:
     code: str
 
     @classmethod
-    def of(cls, config: RunConfig, tasks: Sequence[Task], tools: Iterable[Tool]) -> Conditions:
-        """Compute the conditions. Reads the whole model folder, which takes seconds for a large model."""
+    def of(
+        cls, config: RunConfig, tasks: Sequence[Task], tools: Iterable[Tool], code: Code | None = None
+    ) -> Conditions:
+        """Compute the conditions. Reads the whole model folder, which takes seconds for a large model.
+
+        `code` is the code of the reward functions that score the episodes.
+        """
         files = [
             config.servers.file,
             config.servers.cassette if config.servers.cassette_mode in {"replay", "mixed"} else None,
@@ -87,7 +92,7 @@ class Conditions:
             tools=_digest(canonical_json([asdict(tool) for tool in tools])),
             servers=_digest(*(path.read_bytes() for path in files if path is not None)),
             model=_model_digest(config.model.path, config.model.adapter),
-            code=digest_of_code(config.own_functions),
+            code=(Code.read(config.own_functions) | (code or Code((), {}))).digest,
         )
 
     def write(self, path: Path) -> None:
@@ -119,7 +124,7 @@ _CONDITIONS = TypeAdapter(Conditions)
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, with both values. Locations are left out.
+    """Return the settings that differ, with both values. Files and folders are left out.
 
     >>> changed_settings({"learner": {"warmup_steps": 0}}, {"learner": {"warmup_steps": 5}})
     {'learner.warmup_steps': (0, 5)}
@@ -150,15 +155,15 @@ def refuse_fixed_settings(before: Mapping[str, Any], now: RunConfig, *, steps_do
             "with a value head" if was.algorithm.has_critic else "without a value head"
         )
     if _reference(was) != _reference(now):
-        why = f"the checkpoint holds {_reference(was) or 'no copy'} as the reference"
+        why = f"the checkpoint contains {_reference(was) or 'no copy'} as the reference"
         reasons |= {name: why for name in changed if name.startswith("algorithm.kl.")}
     if now.training.steps < steps_done:
         reasons["training.steps"] = f"{steps_done} steps are done"
     if reasons:
-        listed = (f"{name} was {changed[name][0]}, is {changed[name][1]} ({why})" for name, why in reasons.items())
+        listed = (f"{name} from {changed[name][0]} to {changed[name][1]} ({why})" for name, why in reasons.items())
         raise OtherStateError(
             f"a resumed run cannot change {'; '.join(listed)}",
-            fix=f"leave {', '.join(reasons)} as before, or start a new run",
+            fix=f"restore the previous value of {', '.join(reasons)}, or start a new run",
         )
 
 
@@ -168,7 +173,7 @@ def _setting(name: str, known: Mapping[str, str]) -> str:
 
 
 def _reference(config: RunConfig) -> str | None:
-    """Return the reference policy that a checkpoint contains besides the policy."""
+    """Return the reference policy that a checkpoint contains in addition to the policy."""
     kl = config.algorithm.kl
     return kl.reference if kl.needs_reference and kl.reference != "base" else None
 
@@ -213,7 +218,7 @@ def _digest_of_model(location: str) -> str:
     parts: list[str | bytes] = []
     with storage_faults(f"reading {folder}"):
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
-            # CRC for gigabytes of weights: SHA-256 takes three times as long, and this only protects against accidents.
+            # CRC for gigabytes of weights: SHA-256 takes three times as long, and this must only detect accidents.
             parts += [path.name, str(_checksum(path)) if path.suffix in _WEIGHTS else path.read_bytes()]
     return _digest(*parts)
 
@@ -274,9 +279,9 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
     # Without a summary, the run stopped after its last checkpoint and only has to be finished.
     if step >= config.training.steps and (folder.path / "summary.json").exists():
         raise NoRunError(
-            f"{folder.path} has done all its {step} steps",
+            f"{folder.path} has finished all of its {step} steps",
             fix=f"add steps, for example --set {'training' if config.sft is None else 'sft'}.steps={step + 100}, or "
-            "give another run",
+            "choose another run",
         )
     state = None if checkpoint is None else read_state(checkpoint.path)
     played_under = Conditions.read(folder.conditions)
@@ -306,11 +311,11 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
 def compare_conditions(folder: RunFolder, resume_point: ResumePoint, conditions: Conditions) -> list[str]:
     """Prepare the folder for resuming under these conditions: remove everything that does not match them.
 
-    Returns the changes, other than settings, that made it discard journaled episodes.
+    Returns the changes, other than settings, because of which journaled episodes were discarded.
     """
     if resume_point.state is not None and resume_point.state.model != conditions.model:
         raise OtherStateError(
-            f"the model in {resume_point.config.model.path} is not the one that the run started with",
+            f"the model in {resume_point.config.model.path} differs from the model with which the run started",
             fix="restore the files in model.path, or start a new run",
         )
     Checkpoints(folder.checkpoints).remove_after(resume_point.step)
@@ -328,11 +333,13 @@ def _chosen(checkpoints: Checkpoints, step: int) -> Checkpoint:
     there = [checkpoint.step for checkpoint in checkpoints.all()]
     if step not in there:
         raise NoCheckpointError(
-            f"there is no checkpoint of step {step}; the run has those of steps: "
+            f"there is no checkpoint of step {step}; the run has checkpoints of steps: "
             f"{', '.join(map(str, there)) or 'none'}",
-            fix="give one of these; training.keep_checkpoints sets how many are kept",
+            fix="use one of these steps; training.keep_checkpoints sets how many are kept",
         )
     found = checkpoints.verify(step)
     if isinstance(found, Damaged):
-        raise NoCheckpointError(f"the checkpoint of step {step} is damaged: {found.why}", fix="give another one")
+        raise NoCheckpointError(
+            f"the checkpoint of step {step} is damaged: {found.why}", fix=("choose another checkpoint")
+        )
     return found

@@ -28,10 +28,10 @@ Steps = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessMetric:
-    """A figure over a whole run and its bar. `note` helps to interpret it, for example by naming what lowers it.
+    """A figure over a whole run and its threshold (`bar`). `note` helps to interpret it, for example with a cause.
 
-    `value` is None, and the bar not met, if it was not finite in some step. `due` is False as long as the run has fewer
-    steps than the bar allows to reach it.
+    If the figure was not finite in some step, `value` is None and `met` is False. `due` is False as long as the run has
+    fewer steps than it may take to meet the bar.
 
     SuccessMetric(name="ratio spread, worst step", value=0.12, bar="< 0.5", met=True, note="")
     """
@@ -46,7 +46,7 @@ class SuccessMetric:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """Computes a figure from a metric's values, one per step, and compares it with the bar."""
+    """Computes a figure from a metric's values, one per step, and compares it with a threshold."""
 
     name: str
     metric: str
@@ -130,7 +130,7 @@ def _measured(measure: _Measure, steps: Steps) -> SuccessMetric | None:
 
 
 class Summary:
-    """Collects the metrics and verdicts of the steps."""
+    """Collects the metrics and verdicts of all steps of a run."""
 
     def __init__(self) -> None:
         self.steps: list[Mapping[str, float]] = []

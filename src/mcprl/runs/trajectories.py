@@ -37,7 +37,7 @@ class TokenNotes:
 
 
 def write_token_notes(path: Path, batch: Batch, ratios: Columns) -> None:
-    """Write the file of a step durably and atomically."""
+    """Write the token notes of a step durably and atomically."""
     trajectories = batch.trajectories
     table = _ARROW.table(
         {

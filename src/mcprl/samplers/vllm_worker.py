@@ -56,8 +56,8 @@ class MergedAdapter:
 
     @property
     def objections(self) -> list[str]:
-        """Why parts of the adapter were not added to any weight; empty if all were."""
-        return [*self._objections, *(f"there is no {name} to add it to" for name in sorted(self._pairs))]
+        """Return why parts of the adapter were not added to any weight; empty if all were added."""
+        return [*self._objections, *(f"the model has no weight {name}" for name in sorted(self._pairs))]
 
     def added_to(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights, with the adapter added to the layers that it changes."""
@@ -101,7 +101,7 @@ class WholeWeights:
             loader: Any = get_model_loader(self.vllm_config.load_config)
             weights = loader.get_all_weights(source, model)
             loaded = set(model.load_weights(weights if addition is None else addition.added_to(weights)))
-            objections = [f"it lacks {name}" for name in sorted(wanted - loaded | _partly_loaded(model))]
+            objections = [f"it is missing {name}" for name in sorted(wanted - loaded | _partly_loaded(model))]
             objections += [] if addition is None else addition.objections
             if not objections:
                 finalize_layerwise_processing(model, source)

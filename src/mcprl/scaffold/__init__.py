@@ -36,26 +36,26 @@ DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 """The model of the template's own recipe."""
 
 FILES: Mapping[str, str] = {
-    "server.py": "an MCP server: three tools, a state for each episode",
+    "server.py": "an MCP server with three tools and separate state per episode",
     "servers.json": "the list of servers; add your own to it",
     "make_tasks.py": "writes the task files",
-    "tasks/train.jsonl": "12 tasks to learn from, each with its solution",
+    "tasks/train.jsonl": "12 training tasks, each with its solution",
     "tasks/validation.jsonl": "4 tasks for evaluation",
     "recipe.yaml": "the run: model, tasks, servers, settings",
-    "test_project.py": "plays all tasks without a model",
+    "test_project.py": "runs the solutions of all tasks, without a model",
     "README.md": "next steps, and how to adapt the project",
     ".gitignore": "what git ignores",
 }
 """The files of a project, each with its purpose."""
 
-# Under its own name it would rule this repository, and what goes into the wheel.
+# A file named .gitignore would apply to this repository, and to the content of the wheel.
 _NAMES_IN_TEMPLATE = {".gitignore": "gitignore"}
 _DEFAULT_NAME = "stock"
 _NAME_LINE = f"name: {_DEFAULT_NAME}                 #"
 _MODEL_LINE = f"  path: {DEFAULT_MODEL}     #"
 _THINKING_LINE = "  thinking: false "
 _RENDERER = "  renderer: auto "
-# Qwen3-0.6B or Qwen3-30B-A3B. Those with a word behind it always think, or never do.
+# Qwen3-0.6B or Qwen3-30B-A3B. Models with a suffix always think or never do.
 _THINKS_UNLESS_TOLD = re.compile(r"qwen3-[0-9.]+b(-a[0-9]+b)?", re.IGNORECASE)
 _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 
@@ -73,21 +73,24 @@ class Project:
     renderer: str
 
     def next_steps(self) -> tuple[tuple[str, str], ...]:
-        """Next commands, to be copied into a shell in this order, each with what it does."""
+        """Return the next commands to run, in this order, each with its purpose."""
         here = self.folder.absolute() == Path.cwd()
         return (
             *(() if here else ((f"cd {shlex.quote(str(self.folder))}", ""),)),
-            ("python -m unittest", "plays the solution of every task; no model"),
-            ("mcprl doctor recipe.yaml", "checks everything before the first step; --fast: without the model"),
-            ("mcprl play --recipe recipe.yaml", "lets you play a task yourself"),
+            ("python -m unittest", "runs the solution of every task, without a model"),
+            ("mcprl doctor recipe.yaml", "checks everything before training; --fast: without the model"),
+            ("mcprl play --recipe recipe.yaml", "lets you attempt a task yourself"),
             ("mcprl train recipe.yaml", f"trains an adapter, outputs/{self.name}/adapter"),
-            ("mcprl dashboard", "shows the run in a browser, also while it trains"),
-            (f"mcprl eval recipe.yaml --adapter outputs/{self.name}/adapter", "plays the validation tasks"),
+            ("mcprl dashboard", "shows the run in a browser, even during training"),
+            (
+                f"mcprl eval recipe.yaml --adapter outputs/{self.name}/adapter",
+                "evaluates the adapter on the validation tasks",
+            ),
         )
 
 
 def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
-    """Write all files into a folder that is new or empty, and name the run after it.
+    """Write all files into a folder that is new or empty. The run gets the name of the folder.
 
     `model` is a folder, or a name on the hub.
 
@@ -104,7 +107,7 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
     except OSError as error:
         raise BadValueError(
             f"cannot write the project to {folder}: {error.strerror}",
-            fix="choose a folder that can be created and written to",
+            fix="choose a folder that you can create and write to",
         ) from error
     return Project(folder=folder, name=name, model=location, renderer=renderer)
 
@@ -114,33 +117,33 @@ def require_empty(folder: Path) -> None:
     if held:
         shown = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
         raise BadValueError(
-            f"{folder} is not empty: it holds {shown}", fix="give a folder that is new or empty; nothing was written"
+            f"{folder} is not empty: it contains {shown}", fix="choose a new or empty folder; nothing was written"
         )
 
 
 def run_name(folder: Path) -> str:
-    """The folder's name, reduced to the characters that a run's name may have."""
+    """Return the folder's name, reduced to the characters that a run's name may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-") or _DEFAULT_NAME
 
 
 def _in_yaml(text: str) -> str:
-    # A JSON text is a YAML text, whatever characters it has. `no` and `null` are not texts in YAML.
+    # Any JSON string is a valid YAML string. Plain `no` and `null` are not strings in YAML.
     return text if _PLAIN_YAML.fullmatch(text) and yaml.safe_load(text) == text else json.dumps(text)
 
 
 def locate_model(model: str) -> tuple[str, str]:
-    """Return model.path and model.renderer of a recipe: a name on the hub unchanged, or a folder's absolute path."""
+    """Return model.path and model.renderer: a hub name unchanged, or the absolute path of a folder."""
     if Path(model).is_dir():
         return str(Path(model).absolute()), renderer_of(Path(model)) or "auto"
     if not model.strip() or model.startswith((".", "/", "~")):
         raise BadValueError(
-            f"--model is {model!r}, but there is no such folder", fix="correct the path, or give a name on the hub"
+            f"--model is {model!r}, which does not exist", fix="correct the path, or use a name on the hub"
         )
     return model, "auto"
 
 
 def with_model(recipe: str, name: str, model: str, renderer: str) -> str:
-    """Return the recipe of the template for another run and model."""
+    """Return the template's recipe, changed to another run name and model."""
     recipe = recipe.replace(_NAME_LINE, f"name: {_in_yaml(name)}  #").replace(
         f"outputs/{_DEFAULT_NAME}", f"outputs/{name}"
     )
@@ -150,7 +153,7 @@ def with_model(recipe: str, name: str, model: str, renderer: str) -> str:
     lines = [line.replace(_RENDERER, f"  renderer: {renderer} ") for line in lines]
     thinks = _THINKS_UNLESS_TOLD.fullmatch(Path(model).name) if renderer == "auto" else renderer == "qwen3"
     if not thinks or (renderer == "auto" and model.startswith("/")):
-        # A family that cannot be told whether to think refuses to be.
+        # Renderers without a switch for thinking refuse this setting.
         lines = [line for line in lines if not line.startswith(_THINKING_LINE)]
     return "\n".join(lines) + "\n"
 
@@ -158,5 +161,5 @@ def with_model(recipe: str, name: str, model: str, renderer: str) -> str:
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    if text.startswith("#!"):  # servers.json starts it by its path, which is then seen from that file
+    if text.startswith("#!"):  # servers.json starts this file as a program
         path.chmod(path.stat().st_mode | 0o111)

@@ -1,8 +1,8 @@
-"""Derive a task's goal from a recorded conversation, and prove it with the reward code of a run.
+"""Derives a task's goal from a recorded conversation, and proves it with the reward code of a run.
 
-Three kinds of checks: arguments that the question determines, values in the answer that tools returned, and what was
-written where. A check is kept only if `prove` accepts it: the recorded calls and answer score 1, doing nothing scores
-0, and cheap policies score at most `CHEAP`.
+There are three kinds of checks: call arguments that follow from the question, values in the answer that tools returned,
+and the content and target of writes. A check is kept only if `prove` accepts it: the recorded calls and answer score 1,
+an empty episode scores 0, and cheap policies score at most `CHEAP`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from mcprl.episodes.rewards import meets, numbers_in, score, weigh
 from mcprl.goals import Contains, ExpectedCall, ExpectedText, ExpectedWrite, Goal, HasNumber, MeetsSome
 from mcprl.records import FinishReason, Message, Observation, StopReason, ToolCall, Turn
 
-__all__ = ["CHEAP", "REWARDS", "Call", "Conversation", "Corpus", "Derived", "derive", "prove"]
-
 REWARDS: Final = RewardsConfig(answer=2.0, state=1.0, calls=0.25, arguments=0.25, efficiency=0.0)
-"""The rewards of an imported project. Right calls alone earn less than half; recorded calls are not a measure of
-efficiency."""
+"""The rewards of an imported project. Correct calls alone earn less than half. Efficiency has no weight, because
+recorded calls do not show how few are needed.
+"""
 CHEAP: Final = 0.5
-"""The most that a cheap policy may earn on a proven task."""
+"""The highest reward that a cheap policy may get on a proven task."""
 
 _MAX_FACTS = 6
 _SHARE = 0.6
@@ -60,7 +59,7 @@ _ANNOUNCES = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A recorded call and what its tool returned. `writes` means that the tool changes something.
+    """A recorded call and its result. `writes` means that the tool changes something.
 
     Call(tool="fmp_get_quote", arguments={"symbol": "AAPL"}, text="Price: $213.88", failed=False, writes=False)
     """
@@ -78,7 +77,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A recorded conversation. `answer` is None if it ended without one, `ended_on_tool` if on what a tool returned.
+    """A recorded conversation. `answer` is None if there is none, `ended_on_tool` if the last message is a tool result.
 
     `defaults` has the default of each argument, by tool and argument.
     """
@@ -95,7 +94,7 @@ class Conversation:
 
     @property
     def worked(self) -> tuple[Call, ...]:
-        """The calls that worked, each once."""
+        """Return the calls that worked, without duplicates."""
         seen: list[Call] = []
         for call in self.calls:
             same = any(call.tool == other.tool and call.arguments == other.arguments for other in seen)
@@ -105,7 +104,7 @@ class Conversation:
 
 
 class Corpus:
-    """All conversations of an import: which names stand for which argument, and which words are in many answers."""
+    """All conversations of an import: the argument values that names refer to, and how many answers have each word."""
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
         self.conversations = conversations
@@ -120,29 +119,28 @@ class Corpus:
         self._uses = Counter(word for answer in answers for word in set(_SYMBOL.findall(answer)))
 
     def values_of(self, name: str) -> set[str]:
-        """Return the values that a name stands for: {"tsla"} for "Tesla". Empty if it is a word of many results."""
+        """Return the values that a name refers to: {"tsla"} for "Tesla". Empty if there are more than two."""
         values = self._values.get(name.casefold(), set())
         return values if len(values) <= 2 else set()
 
     def is_rare(self, word: str) -> bool:
-        """Return True for a #name, and for a word that few answers have: CEO and ETF are in many."""
+        """Return True for a #name, and for a word that is in few answers, unlike CEO or ETF."""
         return word.startswith("#") or self._uses[word] <= max(3, len(self.conversations) // 30)
 
 
 def _names_beside(value: str, text: str) -> set[str]:
-    """Return the capitalized words beside a value in the first lines: tesla and inc in "**Tesla, Inc. (TSLA)**"."""
+    """Return the capitalized words next to a value in the first lines: tesla and inc in "**Tesla, Inc. (TSLA)**"."""
     lines = [line for line in text.split("\n") if line.strip()][:_NAMED_LINES]
     beside = [line for line in lines if meets(Contains(text=value), line)]
     words = (word for line in beside for word in _WORD.findall(line) if word[0].isupper() and len(word) > 2)
     return {word.casefold() for word in words} - {value.casefold()}
 
 
-# ---- what the question determines
-# --------------------------------------------------------------------------------------
+# ---- arguments that follow from the question ----
 
 
 def _entities(question: str) -> set[str]:
-    """Return the names in a question: #channels, @people, and words with capitals that do not begin a sentence."""
+    """Return the names in a question: #channels, @people, and capitalized words that do not begin a sentence."""
     starts = {found.end() for found in _SENTENCE.finditer(question)}
     found: set[str] = set()
     for match in _NAME.finditer(question.replace("'s ", "   ").replace("’s ", "   ")):
@@ -179,7 +177,7 @@ def determined(conversation: Conversation, call: Call, corpus: Corpus) -> dict[s
 
 
 def _is_looked_up(value: str, names: set[str], earlier: Sequence[Call]) -> bool:
-    """Return True if an earlier result has the value in the one line that has a name of the question."""
+    """Return True if an earlier result has only one line with a name from the question, and the value is on it."""
     for call in earlier:
         lines = [] if call.failed else call.text.split("\n")
         for name in names:
@@ -189,21 +187,20 @@ def _is_looked_up(value: str, names: set[str], earlier: Sequence[Call]) -> bool:
     return False
 
 
-# ---- values that tools returned
-# ----------------------------------------------------------------------------------------
+# ---- values that tools returned ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fact:
     check: ExpectedText
     rank: tuple[float, ...]
-    source: int  # the call that returned it, counted over the calls that worked
+    source: int  # index of the call that returned it, among the calls that worked
 
 
 def _facts(text: str, conversation: Conversation, corpus: Corpus) -> list[_Fact]:
-    """Return the values of a text that a tool returned and the question does not have, the most telling first.
+    """Return the values of a text that a tool returned and that are not in the question, most specific first.
 
-    If several of them are labelled with words of the question, only those count.
+    If some of them have a label with words of the question, only those are returned.
     """
     question = conversation.question
     asked = {word.casefold()[:_STEM] for word in _WORD.findall(question)}
@@ -230,26 +227,26 @@ def _number_facts(text: str, question: str, asked: set[str], conversation: Conve
                 if value is None or number == 0 or int(number) in _YEARS:
                     continue
                 overlap = _overlap(line, asked) if overlap < 0 else overlap
-                # Few digits are often the same by chance, unless a short line says what they count.
+                # Numbers with few digits are often equal by chance, unless a short line labels them.
                 digits = len(number.normalize().as_tuple().digits)
                 if digits >= _DIGITS or (overlap and len(line) <= _SHORT):
                     yield _Fact(check=_near(value, number), rank=(overlap + digits / 10, -place), source=source)
 
 
 def _overlap(label: str, asked: set[str]) -> int:
-    """Return how many words of a label the question has, up to 3."""
+    """Return how many words of a label are in the question, at most 3."""
     return min(3, len(asked & {word.casefold()[:_STEM] for word in _WORD.findall(label)}))
 
 
 @lru_cache(maxsize=4096)
 def _numbers_by_line(text: str) -> tuple[tuple[str, tuple[Decimal, ...]], ...]:
-    """Return the lines of a result that have numbers, with their numbers. A share of 0.0123 is also 1.23 percent."""
+    """Return the lines of a result that have numbers, with their numbers. 0.0123 also counts as 1.23 percent."""
     lines = ((line, numbers_in(line)) for line in _URL.sub(" ", text).split("\n"))
     return tuple((line, (*ns, *(n * 100 for n in ns if 0 < abs(n) < 1))) for line, ns in lines if ns)
 
 
 def _rounds_to(returned: Decimal, stated: Decimal) -> bool:
-    """Return True if a value is stated, rounded or exact, with any sign: a fall of 1.5 is a change of -1.5."""
+    """Return True if a stated number is the returned one, exact or rounded. Ignores signs: a fall of 1.5 is -1.5."""
     half = Decimal(5).scaleb(int(stated.as_tuple().exponent) - 1)
     exact = stated == stated.to_integral_value() and abs(stated) < 1000
     return abs(abs(stated) - abs(returned)) <= (0 if exact else half)
@@ -269,7 +266,7 @@ def _word_facts(
 ) -> Iterator[_Fact]:
     folded = text.casefold()
     symbols = [("", symbol) for symbol in _SYMBOL.findall(text) if len(symbol) > 2 and corpus.is_rare(symbol)]
-    chosen: set[str] = set()  # the policy's own words, which results repeat
+    chosen: set[str] = set()  # words of the calls themselves, which results repeat
     for source, call in enumerate(conversation.worked):
         chosen |= {value.casefold() for value in call.arguments.values() if isinstance(value, str)}
         if call.writes:
@@ -292,7 +289,7 @@ def _word_facts(
 
 
 def _some_of(facts: Sequence[_Fact], text: str, results: str, *, share: float) -> ExpectedText:
-    """Return a check for most of the facts, and for fewer numbers than the results have."""
+    """Return a check that requires most of the facts, and allows fewer numbers than the results have."""
     own = len(set(numbers_in(text)))
     limit = max(own, min(max(2 * own, own + 4), len(set(numbers_in(results))) - 1))
     checks = tuple(_limited(fact.check, limit) for fact in facts)
@@ -310,15 +307,14 @@ def _limited(check: ExpectedText, limit: int) -> ExpectedText:
             return check
 
 
-# ---- the goal
-# ----------------------------------------------------------------------------------------------------------
+# ---- the goal ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """What was derived from a conversation. `failed` says why it is not an example; `lacks` what could not be checked.
+    """The result for a conversation. `failed` is why it is not an example; `lacks` lists what could not be checked.
 
-    `calls` and the answer are a solution of the task: the calls that worked, without writes that nobody asked for.
+    `calls` and the answer solve the task: the calls that worked, without writes that the question does not ask for.
     `goal` is None if nothing is proven. `scores` are the rewards of the policies that `prove` tried.
     """
 
@@ -330,7 +326,7 @@ class Derived:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """The number of proven checks of each kind."""
+        """Return the number of proven checks of each kind."""
         if self.goal is None:
             return {}
         arguments = sum(len(call.arguments) for call in self.goal.calls)
@@ -339,7 +335,7 @@ class Derived:
 
 
 def derive(conversation: Conversation, corpus: Corpus) -> Derived:
-    """Derive and prove the goal of a conversation."""
+    """Derive the goal of a conversation from its calls and answer, and prove it."""
     asked = [call for call in conversation.worked if call.writes and _is_asked(conversation, call, corpus)]
     facts = _facts(conversation.answer or "", conversation, corpus)
     used = {fact.source for fact in facts}
@@ -355,7 +351,7 @@ def derive(conversation: Conversation, corpus: Corpus) -> Derived:
         if goal is None:
             return Derived(failed=None, lacks=tuple(lacks), calls=calls)
         scores = prove(goal, conversation, calls, corpus)
-        wrong = _why_unproven(scores)
+        wrong = why_unproven(scores)
         if wrong is None:
             return Derived(failed=None, lacks=tuple(lacks), calls=calls, goal=goal, scores=scores)
         lacks = [*lacks, wrong]
@@ -363,14 +359,14 @@ def derive(conversation: Conversation, corpus: Corpus) -> Derived:
 
 
 def _is_asked(conversation: Conversation, call: Call, corpus: Corpus) -> bool:
-    """Return True if the question asks for a write: it names the tool, or has a verb of messaging and says where."""
+    """Return True if the question asks for a write: it names the tool, or has a messaging verb and a target."""
     named = _named(conversation, call)
     asks = _MESSAGING.search(conversation.question) is not None
     return named > 1 or (asks and bool(named or determined(conversation, call, corpus)))
 
 
 def _named(conversation: Conversation, call: Call) -> int:
-    """Return how many words of a tool's name the question has."""
+    """Return how many words of a tool's name are in the question."""
     words = {word.casefold() for word in _WORD.findall(conversation.question)}
     return len(words & {word.casefold() for word in _WORD.findall(call.tool)})
 
@@ -378,16 +374,16 @@ def _named(conversation: Conversation, call: Call) -> int:
 def _why_failed(conversation: Conversation, asked: Sequence[Call], facts: Sequence[_Fact]) -> str | None:
     calls = conversation.calls
     if conversation.ended_on_tool:
-        return "it ends on the result of a tool"
+        return "it ends with a tool result"
     if conversation.answer is None and not asked:
         return "it ends without an answer"
     if calls and 2 * sum(call.failed for call in calls) > len(calls):
         return "most of its calls failed"
     if conversation.answer is not None and not facts and not asked:
         if calls and calls[-1].failed:
-            return "its last call failed, and the answer states nothing that a tool returned"
+            return "its last call failed, and the answer contains nothing that a tool returned"
         if _ANNOUNCES.search(conversation.answer):
-            return "its answer announces work or asks back"
+            return "its answer announces further work or asks a question"
     return None
 
 
@@ -405,7 +401,7 @@ def _goal(
     if conversation.answer is not None and facts:
         answer = _some_of(facts[:_MAX_FACTS], conversation.answer, results, share=share)
     elif conversation.answer is not None:
-        lacks.append("the answer states no value that a tool returned and the question does not have")
+        lacks.append("the answer contains no value that comes from a tool rather than the question")
     writes: list[ExpectedWrite] = []
     sources = {fact.source for fact in facts[:_MAX_FACTS]}
     for call in asked:
@@ -419,30 +415,29 @@ def _goal(
             arguments = determined(conversation, call, corpus)
             writes.append(ExpectedWrite(tool=call.tool, arguments=arguments, texts=texts))
         else:
-            lacks.append(f"what {call.tool} wrote holds no value that a tool returned")
+            lacks.append(f"the text that {call.tool} wrote contains no value that a tool returned")
     expected: list[ExpectedCall] = []
     worked = conversation.worked
     for call in calls:
         arguments = determined(conversation, call, corpus)
-        # A value may be computed in other ways than the recorded one, unless the question names the tool.
+        # There may be other ways to compute a value than the recorded calls, unless the question names the tool.
         needed = _named(conversation, call) > 0 if call.writes else worked.index(call) in sources
         want = ExpectedCall(tool=call.tool, arguments=arguments)
         if (arguments or needed) and want not in expected and len(expected) < _MAX_CALLS:
             expected.append(want)
     if not any(call.arguments for call in expected):
-        lacks.append("the question determines no argument")
+        lacks.append("no argument follows from the question")
     if answer is None and not writes:
         return None, lacks
     goal = Goal(answer=answer, calls=tuple(expected), in_any_order=True, writes=tuple(writes))
     return goal, lacks
 
 
-# ---- the proof
-# ---------------------------------------------------------------------------------------------------------
+# ---- the proof ----
 
 
 def prove(goal: Goal, conversation: Conversation, calls: Sequence[Call], corpus: Corpus) -> dict[str, float]:
-    """Return the reward of each policy: the recorded one, doing nothing, perturbed ones and cheap ones."""
+    """Return the reward of each test policy: the recorded one, an empty one, perturbed ones and cheap ones."""
     answer, question = conversation.answer, conversation.question
     others = [c for c in corpus.conversations if c.question != question]
     listed = ", ".join(str(n) for call in conversation.worked for n in numbers_in(call.text))
@@ -469,7 +464,7 @@ def prove(goal: Goal, conversation: Conversation, calls: Sequence[Call], corpus:
     wrong = earned(calls, "x", "x")
     checks = (*(() if goal.answer is None else (goal.answer,)), *goal.texts_of_state)
     rewards = [earned(calls, text, text) if any(meets(check, text) for check in checks) else wrong for text in texts]
-    # Some other tasks ask for the same values: at most one other answer in twenty may pass.
+    # Other tasks may ask for the same values, so one other answer in twenty may pass.
     scores["another answer"] = sorted(rewards)[math.ceil(0.95 * len(rewards)) - 1] if rewards else 0.0
     if any(call.arguments for call in goal.calls):
         scores["perturbed arguments"] = earned([_with_wrong_arguments(call) for call in calls], answer)
@@ -479,18 +474,19 @@ def prove(goal: Goal, conversation: Conversation, calls: Sequence[Call], corpus:
 _CHEAP_POLICIES = ("wrong arguments", "empty answer", "another answer", "question echoed", "numbers listed")
 
 
-def _why_unproven(scores: Mapping[str, float]) -> str | None:
+def why_unproven(scores: Mapping[str, float]) -> str | None:
+    """Return what the scores of `prove` speak against, or None if they prove the goal."""
     if scores["recorded"] != 1.0:
         return f"the recorded calls and answer score {scores['recorded']:.2f}"
     if scores["nothing"] != 0.0:
         return f"doing nothing scores {scores['nothing']:.2f}"
     passed = [name for name in _CHEAP_POLICIES if scores.get(name, 0.0) > CHEAP]
     passed += [name for name in ("perturbed texts", "perturbed arguments") if scores.get(name, 0.0) >= 1.0]
-    return f"a cheap policy passes: {', '.join(passed)}" if passed else None
+    return f"a trivial policy would pass: {', '.join(passed)}" if passed else None
 
 
 def reward(goal: Goal, calls: Iterable[Call], answer: str | None) -> float:
-    """Return what a run would pay for these calls, one per turn, and this answer."""
+    """Return the reward that a run would give for these calls, one per turn, and this answer."""
     turns = [
         Turn(
             text="",
@@ -519,6 +515,6 @@ def _wrong(value: Any) -> Any:
 
 
 def _perturbed(text: str) -> str:
-    """Change every digit and reverse every word: no value remains."""
+    """Change every digit and reverse every word, so that no value remains."""
     digits = str.maketrans("0123456789", "9012345678")
     return re.sub(r"\w+", lambda found: found[0][::-1] + "q", text).translate(digits)

@@ -1,4 +1,4 @@
-"""A project from recorded conversations: proven tasks, a cassette, demonstrations, a recipe and a report."""
+"""Makes a project from recorded conversations: proven tasks, a cassette, demonstrations, a recipe and a report."""
 
 from __future__ import annotations
 
@@ -50,49 +50,47 @@ from mcprl.tools.cassettes.recordings import (
 )
 from mcprl.tools.names import resolve_arguments
 
-__all__ = ["ImportedProject", "ImportedRow", "import_project"]
-
 _STAND_INS: Final = ("fmp", "polygon", "tavily", "slack", "python")
 _WORLD: Final = 7
 _OPENING: Final = ("system", "developer", "user")
 _EPISODES: Final = EpisodesConfig()
-_PATIENT: Final = ServerSettings(start_deadline_s=300)  # they start in this process, and import pandas
+_PATIENT: Final = ServerSettings(start_deadline_s=300)  # these servers start in this process, and import pandas
 _VALIDATION = re.compile(r"(?i)(?:^|[^a-z])(?:validation|valid|val|dev|test|eval)(?:$|[^a-z])")
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _FILES: Final = {"train": "tasks.jsonl", "validation": "validation.jsonl"}
-_HELD_OUT = 5  # without a file of validation tasks, every fifth is one
+_HELD_OUT = 5  # without a file of validation tasks, every fifth task is used for validation
 
 
-RECORDED, STAND_IN, NOWHERE = "recorded", "stand-in", "nowhere: not on offer"
+RECORDED, STAND_IN, NOWHERE = "recorded", "stand-in", "nothing: not offered"
 
 _RECIPE: Final = """\
-# Made by `mcprl tasks import` from recorded conversations; report.md says what each row became.
+# Created by `mcprl tasks import` from recorded conversations; report.md explains each row.
 name: stock                 # the run's folder is outputs/stock
 seed: 7
-engine: vllm                # or transformers: slower, and needs no vLLM
+engine: vllm                # or transformers: slower, but works without vLLM
 
 model:
   path: Qwen/Qwen3-0.6B     # a name on the hub, or a folder (./…, ../… or /…)
-  renderer: auto            # by the name on the hub; for a folder, the family: qwen3, chatml, template, …
-  thinking: false           # answers at once; only for families that can be told, such as qwen3
+  renderer: auto            # chosen by the name on the hub; for a folder, set the family: qwen3, chatml, template, …
+  thinking: false           # answer without thinking; only for families that support both, such as qwen3
   context_tokens: 8192      # recorded results are long
 
 tasks:
   train: tasks.jsonl
 {validation}
-# Tools with recordings are replayed; those of servers.json run. To use a server of your own, change its entry there.
+# Tools with recordings are replayed; those of servers.json are called. To use your own server, change its entry there.
 {servers}
 sampling:
   max_tokens: 512
-  constrain: calls          # a call, once begun, fits the tool's schema; the learner knows it
+  constrain: calls          # once started, a call must match the tool's schema; the learner accounts for this
 
 episodes:
   group_size: 8
 
-# Right calls alone earn less than half, and recorded calls are not a measure of efficiency.
+# Correct calls alone earn less than half the reward; efficiency is off, since recorded calls may not be efficient.
 {rewards}
 algorithm:
-  old_logprobs: recomputed  # in bfloat16 vLLM and the learner differ by a little
+  old_logprobs: recomputed  # in bfloat16, vLLM and the learner differ slightly
 
 learner:
   learning_rate: 1.0e-4
@@ -105,7 +103,7 @@ training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedRow:
-    """A row of a file, what was derived from it, and where its task went: train, validation or None.
+    """A row of a file, what was derived from it, and the split of its task: train, validation or None.
 
     ImportedRow(place=Place(file="train.json", row=1), task=Task(id="a01", …), derived=Derived(…), split="train", …)
     """
@@ -142,17 +140,18 @@ class ImportedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedProject:
-    """The result of an import. `worlds` says where the calls of each tool go.
+    """The result of an import. `worlds` says where the calls of each tool go, `unreadable` what was left out and why.
 
-    ImportedProject(folder=Path("quotes"), rows=(ImportedRow(…), …), worlds={"get_quote": "recorded"})
+    ImportedProject(folder=Path("quotes"), rows=(ImportedRow(…), …), worlds={"get_quote": "recorded"}, unreadable=())
     """
 
     folder: Path
     rows: tuple[ImportedRow, ...]
     worlds: Mapping[str, str]
+    unreadable: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures, and what each row became."""
+        """Return the figures, and the result of each row."""
         usable = [row for row in self.rows if row.status != "failed"]
         proven = [row for row in usable if row.status == "proven"]
         return {
@@ -163,6 +162,7 @@ class ImportedProject:
             **{split: sum(row.split == split for row in self.rows) for split in _FILES},
             "demonstrations": sum(row.is_demonstration for row in self.rows),
             "tools": dict(self.worlds),
+            "unreadable": list(self.unreadable),
             "by_row": [row.to_json() for row in self.rows],
         }
 
@@ -171,12 +171,13 @@ class ImportedProject:
         figures = self.to_json()
         yield "# Imported conversations\n"
         yield f"{figures['rows']} rows, {figures['usable']} usable, {figures['proven']} with proven checks."
-        splits = f"{figures['train']} tasks to train on, {figures['validation']} to validate on"
+        splits = f"{figures['train']} training tasks, {figures['validation']} validation tasks"
         yield f"{splits}, {figures['demonstrations']} demonstrations.\n"
         yield "| check | rows |\n|---|---|"
         yield from (f"| {kind} | {number} |" for kind, number in figures["checks"].items())
-        yield "\n| tool | its calls go to |\n|---|---|"
+        yield "\n| tool | answered by |\n|---|---|"
         yield from (f"| `{name}` | {world} |" for name, world in self.worlds.items())
+        yield from (f"\nunreadable: {part}" for part in self.unreadable)
         yield "\n| row | task | | checks | why |\n|---|---|---|---|---|"
         for row in figures["by_row"]:
             checks = ", ".join(f"{kind} {number}" for kind, number in row["checks"].items())
@@ -186,7 +187,7 @@ class ImportedProject:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A row, its longest conversation, and the calls of that."""
+    """A row, its longest conversation, and the calls in it."""
 
     place: Place
     task: Task
@@ -220,7 +221,7 @@ def import_project(files: Sequence[Path], out: Path, model: str = DEFAULT_MODEL)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder) / "cassette.sqlite"
         with Cassette.open(scratch, writable=True) as cassette:
-            definitions = tool_definitions(recordings, cassette, rules, {**recordings.tools, **listed})
+            definitions = tool_definitions(recordings, rules, {**recordings.tools, **listed})
             tools = {name: _tool(tool, rules) for name, tool in definitions.items()}
             settings = alias_settings(drift_of(_written_calls(read), tools))
             renamed = [kinds.get("argument_aliases", {}) for kinds in settings.values()]
@@ -228,7 +229,8 @@ def import_project(files: Sequence[Path], out: Path, model: str = DEFAULT_MODEL)
             import_recordings(recordings, cassette, rules, listed)
             worlds = _worlds(tools, shipped, cassette.recorded_tools())
             rows = _derived(read, tools, rules, worlds)
-        project = ImportedProject(folder=out, rows=tuple(rows), worlds=worlds)
+        unreadable = tuple(f"{part.place}: {part.why}" for part in recordings.unreadable)
+        project = ImportedProject(folder=out, rows=tuple(rows), worlds=worlds, unreadable=unreadable)
         _write(project, tools, scratch, {"settings": settings, "model": model})
     return project
 
@@ -236,9 +238,9 @@ def import_project(files: Sequence[Path], out: Path, model: str = DEFAULT_MODEL)
 def _worlds(
     tools: Mapping[str, Tool], shipped: Collection[str], recorded: Collection[tuple[str, str]]
 ) -> dict[str, str]:
-    """Return where the calls of each tool go: to the recordings, or to a server that mcprl ships.
+    """Return what answers the calls of each tool: the recordings, or a server that comes with mcprl.
 
-    A shipped server is started if one of its tools writes: what such tools do is not recorded.
+    A server of mcprl is used if one of its tools writes, because the effects of writes are not recorded.
     """
     started = {tool.server for tool in tools.values() if not tool.read_only and tool.server in shipped}
     return {
@@ -248,7 +250,7 @@ def _worlds(
 
 
 async def _shipped_tools() -> dict[str, tuple[ToolDefinition, ...]]:
-    """Return the tools of the installed servers that mcprl ships, by server."""
+    """Return the tools of the installed servers that come with mcprl, by server."""
     installed = {entry.name for entry in entry_points(group="mcprl.servers")}
     specs = [
         ServerSpec(name=name, make=partial(make_server, name, world=_WORLD), settings=_PATIENT)
@@ -273,7 +275,7 @@ def _read_rows(path: Path) -> Iterator[_Read]:
 
 
 def _task(value: Any, messages: Sequence[Any], found: Recordings) -> Task:
-    """Return the task of a row without its goal: from SkyRL's format, or from the messages before the first answer."""
+    """Return a row's task without its goal: from SkyRL's format, or from the messages before the first answer."""
     if is_skyrl_row(value):
         return task_of_row(value)[0]
     prompt: list[Message] = []
@@ -312,14 +314,14 @@ def _conversation(row: _Read, tools: Mapping[str, Tool], rules: ImportRules) -> 
         properties: dict[str, Any] = tool.parameters.get("properties", {})
         defaults |= {(call.tool, name): field["default"] for name, field in properties.items() if "default" in field}
         arguments = resolve_arguments(call.arguments, properties, rules.aliases)
-        # A call that does not fit the tool's definition cannot be made again.
+        # A recorded call that does not fit the tool's definition cannot be made again.
         fits = ArgumentCheck(tool.name, tool.server, tool.parameters).problem(arguments) is None
         calls.append(
             Call(
                 tool=call.tool,
                 arguments=SECRETS.redact_json(arguments),
                 text=SECRETS.redact(call.text),
-                failed=not fits or tells_of_an_error(call, rules.errors),
+                failed=not fits or tells_of_an_error(call),
                 writes=not tool.read_only,
             )
         )
@@ -341,7 +343,7 @@ def _answer(last: Any) -> str | None:
 def _derived(
     read: Sequence[_Read], tools: Mapping[str, Tool], rules: ImportRules, worlds: Mapping[str, str]
 ) -> list[ImportedRow]:
-    """Derive the checks of every row, and choose the split of each task."""
+    """Derive the checks of every row, and assign each task to a split."""
     conversations = [_conversation(row, tools, rules) for row in read]
     corpus = Corpus(conversations)
     usable = [name for name, world in worlds.items() if world != NOWHERE]
@@ -359,14 +361,14 @@ def _derived(
     rows = _split(rows)
     if not any(row.split == "train" for row in rows):
         raise TaskFileError(
-            "no conversation gives a task whose checks can be proven",
-            fix="give conversations whose answers state values that tools returned",
+            "no conversation yields a task whose checks can be proven",
+            fix="pass conversations whose answers contain values that tools returned",
         )
     return rows
 
 
 def _with_goal(task: Task, conversation: Conversation, derived: Derived, usable: Sequence[str]) -> Task:
-    """Return the task with its goal, its solution and those of its tools that answer."""
+    """Return the task with its goal, its solution and those of its tools that can answer."""
     if derived.goal is None:
         return task
     solution = None
@@ -383,7 +385,7 @@ def _with_goal(task: Task, conversation: Conversation, derived: Derived, usable:
 
 
 def _split(rows: Sequence[ImportedRow]) -> list[ImportedRow]:
-    """Put each proven task into train or validation. A question that validation has is not trained on."""
+    """Assign each proven task to train or validation. Train has no question that is in validation."""
     proven = [number for number, row in enumerate(rows) if row.status == "proven"]
     held = [number for number in proven if _VALIDATION.search(Path(rows[number].place.file).stem)]
     if not held:
@@ -395,12 +397,10 @@ def _split(rows: Sequence[ImportedRow]) -> list[ImportedRow]:
         split, question = "validation" if number in held else "train", normalised_question(rows[number].task)
         lacking = {call.tool for call in rows[number].derived.calls} - set(rows[number].task.tools or ())
         if lacking:
-            note = (
-                f"nothing answers {', '.join(sorted(lacking))}: it was not recorded, and mcprl ships no server for it"
-            )
+            note = f"no recording and no server of mcprl can answer calls of {', '.join(sorted(lacking))}"
             placed[number] = replace(rows[number], note=note)
         elif split == "train" and question in asked:
-            placed[number] = replace(rows[number], note="validation asks the same question")
+            placed[number] = replace(rows[number], note="a validation task asks the same question")
         elif question in seen[split]:
             placed[number] = replace(rows[number], note="another row asks the same question")
         else:
@@ -450,7 +450,7 @@ def _recipe(project: ImportedProject, *, settings: Mapping[str, Any], model: str
 
 
 def _demonstration(row: ImportedRow, tools: Mapping[str, Tool]) -> dict[str, Any]:
-    """Return the solution of a task as a chat in OpenAI's format, with what the tools returned."""
+    """Return the solution of a task as a chat in OpenAI's format, with the recorded results."""
     messages: list[dict[str, Any]] = [dict(message) for message in row.task.prompt]
     for number, call in enumerate(row.derived.calls):
         function = {"name": call.tool, "arguments": json.dumps(call.arguments, ensure_ascii=False)}

@@ -1,4 +1,4 @@
-"""MCP servers of mcprl and of installed packages, by name. A server is imported only when it is made."""
+"""Loads MCP servers of mcprl and of installed packages by name. A server is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["make_server", "run"]
 
-# Servers of packages that may not be installed, and the extra that installs them.
+# Servers of packages that may be missing, each with the extra that installs it.
 _EXTRAS = {**dict.fromkeys(("fmp", "polygon", "python", "slack", "tavily"), "market"), "bfcl": "suites"}
 
 
 def make_server(name: str, **options: Any) -> MCPServer:
-    """A server, not yet running. `options` go to its own `make_server`: make_server("fmp", world=7).
+    """Create a server without starting it. `options` go to its own `make_server`: make_server("fmp", world=7).
 
     Packages add servers through the entry point group `mcprl.servers`.
     """
@@ -41,9 +41,9 @@ def run(
 ) -> None:
     """Run a server until it is stopped, over stdio or over streamable HTTP at /mcp.
 
-    Over HTTP only this machine can reach it, unless `host` is changed. If MCPRL_SERVER_TOKEN is set, as mcprl does when
-    it starts a server for a run, requests need that token in the header x-mcprl-token: every user of a machine can
-    connect to its loopback ports.
+    Over HTTP, it accepts connections only from this machine unless `host` is changed. If MCPRL_SERVER_TOKEN is set
+    (mcprl sets it for the servers of a run), requests need that token in the header x-mcprl-token, because every user
+    of a machine can connect to its loopback ports.
     """
     # The libraries below log requests, and some URLs contain a key.
     SECRETS.install_in_logging()
@@ -59,7 +59,7 @@ def run(
 
 
 def _with_token(app: ASGIApp, token: str) -> ASGIApp:
-    """The application for requests with the token; others get 401."""
+    """Wrap an application: requests without the token get 401."""
     from starlette.datastructures import Headers
     from starlette.responses import PlainTextResponse
 

@@ -22,7 +22,7 @@ def _person(name: str, city: str, timezone: str) -> Person:
     return {"name": name, "city": city, "timezone": timezone}
 
 
-# Only time zones without daylight saving time, so that no answer depends on today's date.
+# Time zones without daylight saving time, so that no answer depends on today's date.
 PEOPLE: tuple[Person, ...] = (
     _person("Ana", "Lima", "America/Lima"),
     _person("Bola", "Lagos", "Africa/Lagos"),
@@ -75,7 +75,7 @@ def list_people(city: str) -> Annotated[CallToolResult, _Names]:
 
 
 def make_server() -> MCPServer:
-    """The directory as an MCP server, not yet running."""
+    """Create the directory's MCP server without starting it."""
     # WARNING: one line per request would hide the important lines in the logs of a run.
     server = MCPServer("directory", version="1", log_level="WARNING")
     for tool in (find_person, list_people):

@@ -1,4 +1,4 @@
-"""State that a server keeps per episode, by an id in the metadata of each call."""
+"""Keeps a separate state in a server for each episode, by the episode's id in the metadata of each call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Kept(Generic[S]):
 
 
 class EpisodeStates(Generic[S]):
-    """One fresh state per episode, made at its first call and dropped when the episode is certainly over.
+    """A state per episode, created at its first call and dropped when the episode is certainly over.
 
     Callers without an episode, such as other MCP clients, share one state that lives as long as the server.
     """
@@ -36,7 +36,7 @@ class EpisodeStates(Generic[S]):
         self._make = make
         self._clock = clock
         self._kept: dict[str, _Kept[S]] = {}
-        # There may be thousands, so they are searched only when one has expired.
+        # There may be thousands of states, so they are searched only when one has expired.
         self._first_expires = math.inf
         self._shared: S | None = None
 
@@ -44,7 +44,7 @@ class EpisodeStates(Generic[S]):
         return len(self._kept)
 
     def of(self, context: Context[Any, Any]) -> S:
-        """The state that the call in `context` belongs to."""
+        """Return the state that the call in `context` belongs to."""
         meta = cast("dict[str, Any]", context.request_context.meta or {})
         episode = meta.get(EPISODE)
         if not isinstance(episode, str):

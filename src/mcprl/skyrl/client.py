@@ -27,7 +27,7 @@ from mcprl.secrets import SECRETS
 from mcprl.skyrl.serve import KEY_HEADER
 
 _NEWEST_SDK = Version("0.24.1")
-# For servers that need no key: without one, the SDK sends no requests.
+# Used for servers that need no key: without any key, the SDK sends no requests.
 _NO_KEY = "tml-local"
 # Timeout of one HTTP request. Results that take longer are polled.
 _ANSWER_S = 60.0
@@ -68,7 +68,7 @@ class AdamStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A turn sampled by the server."""
+    """A turn that the server sampled."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -76,17 +76,17 @@ class Drawn:
 
 
 def require_fit_sdk(version: str | None = None) -> None:
-    """Raise if the server does not support the SDK's version: newer ones send protobuf, get a 500, and retry."""
+    """Raise if the server does not support the SDK's version: newer SDKs send protobuf, get status 500, and retry."""
     found = Version(version or metadata.version("tinker"))
     if found > _NEWEST_SDK:
         raise UnfitEngineError(
-            f"tinker {found} is installed, but SkyRL's server supports it only up to {_NEWEST_SDK}",
+            f"tinker {found} is installed, but SkyRL's server supports tinker only up to {_NEWEST_SDK}",
             fix=f"pip install 'tinker<={_NEWEST_SDK}'",
         )
 
 
 class SkyrlClient:
-    """A session with a server, kept alive until `close`. `ended` returns once the server is known to be gone."""
+    """A session with a server, kept alive until `close`. `ended` returns when the server is known to have ended."""
 
     def __init__(
         self, service: Any, *, url: str, key: str, deadline_s: float, ended: Callable[[], Awaitable[object]]
@@ -165,7 +165,7 @@ class SkyrlClient:
         adam = types.AdamParams(
             learning_rate=step.learning_rate, beta1=0.9, beta2=0.999, eps=step.eps, weight_decay=step.weight_decay
         )
-        output = await self._train("an optimiser step", model, "optim_step", adam)
+        output = await self._train("an optimizer step", model, "optim_step", adam)
         return dict(output.metrics or {})
 
     async def save_state(self, model: Model, name: str) -> str:
@@ -180,12 +180,12 @@ class SkyrlClient:
         return (await self._train(f"saving {name} for the sampler", model, "save_weights_for_sampler", name)).path
 
     async def hand_to_sampler(self, model: Model) -> str:
-        """Hand the current weights to the sampler, without a file if the backend needs none (all except JAX).
+        """Make the current weights available for sampling, without a file if the backend needs none (all except JAX).
 
         Returns the id of the session that samples from these weights.
         """
         # The public method waits forever.
-        return await self._train("handing weights to the sampler", model, "_save_weights_for_sampler_impl", None, None)
+        return await self._train("passing weights to the sampler", model, "_save_weights_for_sampler_impl", None, None)
 
     async def open_sampler(self, session: str) -> Any:
         """Open a sampling client for a session that has weights."""
@@ -230,7 +230,7 @@ class SkyrlClient:
         return answer.content
 
     async def _reask(self, asking: Callable[[], Awaitable[Any]]) -> Any:
-        """Send a request that changes nothing. Repeat it if the connection broke, as idle ones may."""
+        """Send a request that changes nothing. Repeat it if the connection broke, as idle connections may."""
         for _ in range(_CONNECTIONS - 1):
             try:
                 return await asking()
@@ -267,22 +267,22 @@ class SkyrlClient:
         told = SECRETS.redact(f"{type(error).__name__}: {str(error)[:500]}")
         status = getattr(error, "status_code", None)
         if status in (401, 403):
-            return UnfitEngineError(f"{self._url} refused {what} ({told})", fix="check the key in TINKER_API_KEY")
+            return UnfitEngineError(f"{self._url} rejected {what} ({told})", fix="check the key in TINKER_API_KEY")
         if "rank" in told and "must be between" in told:
             return UnfitEngineError(
-                f"{self._url} refused {what} ({told})",
+                f"{self._url} rejected {what} ({told})",
                 fix="lower learner.lora_rank, or raise max_lora_rank on the server",
             )
         if "Maximum number of LoRA adapters" in told:
             return UnfitEngineError(
                 f"{self._url} has no room for another adapter ({told})",
-                fix="raise max_lora_adapters on the server, or end runs that have adapters on it",
+                fix="raise max_lora_adapters on the server, or end runs that have adapters on the server",
             )
         return self._lost(what, told)
 
     def _lost(self, what: str, why: str) -> EngineLostError:
         return EngineLostError(
-            f"the server at {self._url} failed at {what}: {why}",
+            f"the server at {self._url} failed during {what}: {why}",
             fix="read the server's log (logs/skyrl.log in the run's folder, if mcprl started the server)",
         )
 

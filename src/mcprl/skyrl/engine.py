@@ -1,12 +1,12 @@
 """The SkyRL engine of a run: one adapter behind the Tinker API for training and sampling, restored if it is lost.
 
 Everything on the server can be lost: the server may be killed, or drop a session. The weights and the optimizer are
-saved there when the run saves a checkpoint, but not after each update, because with FSDP that is the whole model. This
-process keeps the gradients of later updates. A new server gets the saved state, then the same gradients in the same
-order. Then the interrupted requests start again.
+saved there when the run saves a checkpoint, but not after each update, because with FSDP that is the whole model. So
+this process keeps the gradients of all updates since the last save. A new server gets the saved state, then the same
+gradients in the same order. Then the interrupted requests are repeated.
 
-On JAX, the sampler loads its weights into the same adapter that is trained. Trained weights that were not handed to the
-sampler would be lost without an error, so the engine refuses to sample then.
+On JAX, the sampler loads its weights into the same adapter that is trained. Trained weights that were not yet handed to
+the sampler would be lost without an error, so the engine does not sample in this state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 # How long responses are kept, so that they can be fetched again.
 _ANSWERS_KEPT_S = 900.0
 _REQUEST_S = 1800.0  # the first request compiles the model
-_MAX_RESTARTS = 3  # restarts in a row, with no request completed in between
+_MAX_RESTARTS = 3  # maximum number of restarts in a row without a completed request
 # A step that changes no weights. It clears the gradients on JAX.
 _NO_STEP = AdamStep(learning_rate=0.0)
 # Larger seeds do not fit JAX's integer type.
@@ -43,7 +43,7 @@ _Step = tuple[tuple[ScoredRow, ...], AdamStep]
 
 
 class SkyrlEngine:
-    """The adapter of a run; version 0 on entry. On exit, it stops what it started and leaves only files in `folder`."""
+    """The adapter of a run, at version 0 when entered. On exit, its processes are stopped. `folder` has its files."""
 
     def __init__(self, config: RunConfig, *, folder: Path, log: Path, tell: Callable[[str], None] = _nobody) -> None:
         """`tell` is called with a message whenever the server is lost."""
@@ -102,7 +102,7 @@ class SkyrlEngine:
 
     @property
     def server(self) -> SkyrlServer | None:
-        """The server that was started here, if any."""
+        """Return the server that was started here, if any."""
         return self._server
 
     def from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
@@ -128,7 +128,7 @@ class SkyrlEngine:
         return await self._asked.forward(model, token_ids)
 
     async def learn(self, rows: Sequence[ScoredRow], step: AdamStep) -> dict[str, float]:
-        """Take one optimizer step with these gradients. From here until `finish`, JAX cannot sample."""
+        """Take one optimizer step with these gradients. After this, JAX cannot sample until `finish`."""
         self._moved = True
         told = await self._step(rows, step)
         self._unsaved.append((tuple(rows), step))
@@ -180,9 +180,9 @@ class SkyrlEngine:
         """Use the newest version for sampling from now on."""
         if version != self._version:
             raise UnfitEngineError(
-                f"version {version} of the weights was requested for sampling, but the engine's newest is "
-                f"{self._version}; sampling an older one would undo training",
-                fix="report this: it is a bug in mcprl",
+                f"version {version} of the weights was requested for sampling, but the engine's newest version is "
+                f"{self._version}; sampling from an older version would undo training",
+                fix="report this bug in mcprl",
             )
         await self._publish()
 
@@ -194,7 +194,7 @@ class SkyrlEngine:
         if self._skyrl.backend == "jax" and (self._moved or version != self._version):
             raise UnfitEngineError(
                 f"the weights were trained past version {version}: sampling from it now would overwrite them",
-                fix="report this: it is a bug in mcprl",
+                fix="report this bug in mcprl",
             )
         drawn = await self._asked.sample(
             self._sampler,
@@ -223,7 +223,7 @@ class SkyrlEngine:
     @property
     def _asked(self) -> SkyrlClient:
         if self._client is None:
-            raise EngineLostError("the engine is gone and was not restored", fix="resume the run")
+            raise EngineLostError("the engine was lost and not restored", fix="resume the run")
         return self._client
 
     def _scale(self, rows: int) -> Callable[[int], float]:
@@ -242,7 +242,9 @@ class SkyrlEngine:
                 self._losses_in_a_row += 1
                 if self._losses_in_a_row > _MAX_RESTARTS:
                     raise EngineLostError(
-                        f"the engine was lost {self._losses_in_a_row} times in a row, last: {lost.what}", fix=lost.fix
+                        f"the engine was lost {self._losses_in_a_row} times in a row, most recently because "
+                        f"{lost.what}",
+                        fix=lost.fix,
                     ) from lost
                 self._tell(f"{lost.what}; restoring the engine at version {self._version}")
                 try:
@@ -298,7 +300,7 @@ class SkyrlEngine:
         seed = derive_seed(config.seed, "adapter") & _SEED_MASK
         model = await self._asked.create_model(config.model.path, rank=config.learner.lora_rank, seed=seed)
         if self._skyrl.backend == "jax":
-            # The adapter's slot may have pending gradients of an adapter that was dropped. Apply them with a step that
+            # The adapter's slot may have pending gradients of an earlier, dropped adapter. Apply them with a step that
             # changes no weights, then reset the optimizer.
             pristine = await self._asked.save_state(model, _new_name("fresh"))
             await self._asked.optim_step(model, _NO_STEP)

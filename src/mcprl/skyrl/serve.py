@@ -57,7 +57,7 @@ def _serve(options: list[str]) -> None:
     mine, rest = own.parse_known_args(options)
     api = _of_skyrl("skyrl.tinker.api")
     if not hasattr(api, _COMMAND_BUILDER):
-        raise SystemExit(f"skyrl.tinker.api has no {_COMMAND_BUILDER}: this is not SkyRL 0.3.0, install that")
+        raise SystemExit(f"skyrl.tinker.api has no {_COMMAND_BUILDER}: install SkyRL 0.3.0")
     api.app.state.engine_config = _engine_config(rest)
     vars(api)[_COMMAND_BUILDER] = functools.partial(_engine_command, mine.dtype)
     uvicorn = importlib.import_module("uvicorn")
@@ -92,10 +92,10 @@ def _with_key(app: Any, key: str) -> Any:
 
 
 def _leave(state: Any, signal_number: int, _frame: FrameType | None) -> None:
-    """Exit at once and kill the engine: on a signal, or when SkyRL notices that the engine has ended.
+    """Exit at once and kill the engine, on a signal or when SkyRL notices that the engine has ended.
 
-    Nothing is lost, because everything is in the database. A graceful shutdown would take minutes, because it waits for
-    clients that wait for a result.
+    Nothing is lost, because everything is in the database. A graceful shutdown would take minutes, because it waits
+    until all clients have their results.
     """
     engine = getattr(state, "background_engine", None)
     if engine is None or engine.returncode is None:
@@ -140,11 +140,13 @@ def _require_dtype(model: str, wanted: str) -> None:
 
 
 def _of_skyrl(module: str) -> Any:
-    """Import a module of SkyRL as Any, because SkyRL is not installed when mcprl is type-checked."""
+    """Import a module of SkyRL as Any, because SkyRL is not installed where mcprl is type-checked."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise SystemExit(f"{sys.executable} has no {error.name}: install skyrl[jax,tinker]==0.3.0 for it") from error
+        raise SystemExit(
+            f"{sys.executable} has no {error.name}: install skyrl[jax,tinker]==0.3.0 in its environment"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def server_argv(
         "--backend-config": json.dumps(backend | config.backend_config),
         "--checkpoints-base": ServerState(folder).checkpoints,
         "--database-url": f"sqlite:///{ServerState(folder).database}",
-        # By default, a session that is silent for five minutes loses its model, but a trainer may wait that long for
-        # its tools. This server has only one trainer and ends with it, so nobody else needs the memory.
+        # By default, a session without requests for five minutes loses its model, but a trainer may wait longer for its
+        # tools. This server has only one trainer and ends with it, so nobody else needs the memory.
         "--session-cleanup-interval-sec": _NEVER,
         "--session-timeout-sec": _NEVER,
     }
@@ -221,7 +221,7 @@ class ServerState:
         except sqlite3.Error as error:
             raise StorageError(
                 f"the database of SkyRL's server at {self.database} cannot be used: {error}",
-                fix="it must be from skyrl 0.3.0; if it is damaged, delete it and its checkpoints",
+                fix="use skyrl 0.3.0; if the database is damaged, delete it and its checkpoints",
             ) from error
 
 
@@ -245,7 +245,7 @@ START_S = 900.0
 _POLL_S = 0.25
 _ANSWER_DEADLINE_S = 5.0
 _STILL_WAITING = 408
-# A model that does not exist: the engine refuses to sample from it, which costs nothing.
+# The name of a model that does not exist. The engine refuses to sample from it, which costs nothing.
 _NO_MODEL = "is-the-engine-there"
 _QUESTION = {
     "base_model": _NO_MODEL,
@@ -255,7 +255,8 @@ _QUESTION = {
 
 
 class SkyrlServer:
-    """A server on loopback and its engine. Both end together, and when this process ends. `state`: their files.
+    """A server on loopback and its engine. Both end together, at the latest when this process ends. `state` is their
+    files.
 
     It accepts only requests with its `key`, because every user of this machine can connect to it. If a request fails,
     `ended` tells whether the server has ended; if so, it never responds again.
@@ -306,7 +307,7 @@ class SkyrlServer:
 
     @property
     def exit_code(self) -> int | None:
-        """None while the server runs; the negative signal number if a signal ended it."""
+        """The exit code: None while the server runs, the negative signal number if a signal ended it."""
         return self._process.exit_code
 
     @property
@@ -340,11 +341,11 @@ class SkyrlServer:
         except TimeoutError as error:
             raise EngineStartError(
                 f"SkyRL's engine did not answer within {START_S:g} s:\n{self._process.log_tail()}",
-                fix=f"read its whole log at {self.log}",
+                fix=f"read the complete log at {self.log}",
             ) from error
 
     async def _engine_answers(self, client: httpx2.AsyncClient) -> bool:
-        """Return True if the engine has answered a cheap request. The HTTP server alone is up much sooner."""
+        """Return True if the engine has answered a cheap request. The HTTP server is up much sooner than the engine."""
         try:
             if not (await client.get("/api/v1/healthz")).is_success:
                 return False
@@ -365,12 +366,13 @@ class SkyrlServer:
     def _failed_start(self, model: ModelConfig) -> UnfitEngineError | EngineStartError:
         if self.exit_code == UNFIT_EXIT_CODE:
             return UnfitEngineError(
-                f"SkyRL computes in the dtype of {model.path}'s config.json, which is not {model.dtype}",
+                f"SkyRL computes in the dtype of {model.path}'s config.json, which differs from model.dtype "
+                f"({model.dtype})",
                 fix=f"set model.dtype to the dtype in config.json, or change that dtype to {model.dtype}",
             )
         return EngineStartError(
             f"SkyRL's server exited with code {self.exit_code} while starting:\n{self._process.log_tail()}",
-            fix=f"read its whole log at {self.log}",
+            fix=f"read the complete log at {self.log}",
         )
 
     def _misunderstood(self, answer: httpx2.Response) -> EngineStartError:

@@ -17,19 +17,6 @@ from mcprl.errors import TaskFileError
 from mcprl.records import Message, Task
 from mcprl.tasks.formats import digest, first_problem, is_skyrl_row, line_of, task_of, task_of_row
 
-__all__ = [
-    "Row",
-    "TaskEntry",
-    "TaskFile",
-    "decode_strictly",
-    "load_preamble",
-    "load_tasks",
-    "read_rows",
-    "read_task_file",
-    "with_own_ids",
-    "write_tasks",
-]
-
 _SPACE = " \t\n\r"
 # In JSON, a lone surrogate can only be written as an escape.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -49,12 +36,12 @@ class Row:
 
     @property
     def place(self) -> str:
-        """The place for error messages: `tasks.jsonl:3`, or `train.json: row 3`."""
+        """Return the place for error messages: `tasks.jsonl:3`, or `train.json: row 3`."""
         return f"{self.file}: row {self.number}" if self.in_list else f"{self.file}:{self.number}"
 
     @property
     def label(self) -> str:
-        """The place for tables: `line 3` or `row 3`."""
+        """Return the place for tables: `line 3` or `row 3`."""
         return f"{'row' if self.in_list else 'line'} {self.number}"
 
 
@@ -85,26 +72,26 @@ def decode_strictly(text: str, *, place: str, fix: str) -> Any:
     """Decode a text that is one JSON value. Raises a TaskFileError whose message begins with `place`."""
     value, end = _decode(text, 0, place, fix)
     if _skip_space(text, end) != len(text):
-        raise TaskFileError(f"{place}: not JSON (something follows the value)", fix=fix)
+        raise TaskFileError(f"{place}: not JSON (there is text after the value)", fix=fix)
     return value
 
 
 def _rows_of_list(path: Path, text: str, position: int) -> Iterator[Row]:
     """Decode the items of a list one by one, so that an error names its row."""
-    fix = "correct the JSON list at that place"
+    fix = "correct the JSON list at this place"
     number = 0
     position = _skip_space(text, position)
     while not text.startswith("]", position):
         number += 1
         if number > 1:
             if not text.startswith(",", position):
-                raise TaskFileError(f"{path}: row {number}: not JSON (no comma before it)", fix=fix)
+                raise TaskFileError(f"{path}: row {number}: not JSON (the comma before this row is missing)", fix=fix)
             position = _skip_space(text, position + 1)
         value, position = _decode(text, position, f"{path}: row {number}", fix)
         yield Row(file=path, number=number, value=value, in_list=True)
         position = _skip_space(text, position)
     if _skip_space(text, position + 1) != len(text):
-        raise TaskFileError(f"{path}: not JSON (something follows the list)", fix=fix)
+        raise TaskFileError(f"{path}: not JSON (there is text after the list)", fix=fix)
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -120,12 +107,12 @@ def _decode(text: str, position: int, place: str, fix: str) -> tuple[Any, int]:
     except json.JSONDecodeError as error:
         raise TaskFileError(f"{place}: not JSON ({error.msg})", fix=fix) from error
     except _RefusedError as error:
-        raise TaskFileError(f"{place}: {error}", fix="correct the JSON at that place") from error
+        raise TaskFileError(f"{place}: {error}", fix="correct the JSON at this place") from error
     except bounds.OverLimitError as error:
-        raise TaskFileError(f"{place}: it {error}", fix="correct the JSON at that place") from error
+        raise TaskFileError(f"{place}: it {error}", fix="correct the JSON at this place") from error
     except ValueError as error:
         # Python's decoder rejects numbers with thousands of digits.
-        raise TaskFileError(f"{place}: a number is too long", fix="correct the JSON at that place") from error
+        raise TaskFileError(f"{place}: a number has too many digits", fix="correct the JSON at this place") from error
     return value, end
 
 
@@ -195,7 +182,7 @@ def read_task_file(path: Path) -> TaskFile:
             raise TaskFileError(
                 f"{row.place}: the file mixes SkyRL rows and tasks in mcprl's own format", fix="split the file"
             )
-        entries.append(_entry_of(row))
+        entries.append(_entry_of(row, path.absolute().parent))
     if not entries:
         raise TaskFileError(f"{path} has no tasks", fix="write one JSON object per line")
     if is_skyrl_row(entries[0].row.value):
@@ -218,10 +205,12 @@ def write_tasks(tasks: Iterable[Task], path: Path) -> None:
             problem = first_problem(error) if isinstance(error, ValidationError) else str(error)
             raise TaskFileError(f"task {task.id!r} cannot be written: {problem}", fix="correct the task") from error
         if task.id in taken:
-            raise TaskFileError(f"two tasks to be written have the id {task.id!r}", fix="give one another id")
+            raise TaskFileError(
+                f"two of the tasks to write have the id {task.id!r}", fix="change the id of one of them"
+            )
         taken.add(task.id)
     if not lines:
-        raise TaskFileError(f"there are no tasks to write to {path}", fix="give at least one")
+        raise TaskFileError(f"the list of tasks to write to {path} is empty", fix="pass at least one task")
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         unfinished.write_bytes("".join(f"{line}\n" for line in lines).encode())
@@ -242,14 +231,14 @@ def load_preamble(path: Path | None) -> tuple[Message, ...]:
         raise TaskFileError(f"{path}: {first_problem(error)}", fix=fix) from error
 
 
-def _entry_of(row: Row) -> TaskEntry:
+def _entry_of(row: Row, folder: Path) -> TaskEntry:
     try:
         if is_skyrl_row(row.value):
             task, not_checked = task_of_row(row.value)
             return TaskEntry(task=task, row=row, not_checked=not_checked)
-        return TaskEntry(task=task_of(row.value), row=row)
+        return TaskEntry(task=task_of(row.value, folder), row=row)
     except ValidationError as error:
-        raise TaskFileError(f"{row.place}: {first_problem(error)}", fix="correct that field") from error
+        raise TaskFileError(f"{row.place}: {first_problem(error)}", fix="correct this field") from error
 
 
 def with_own_ids(entries: Sequence[TaskEntry]) -> list[TaskEntry]:
@@ -272,7 +261,5 @@ def _refuse_shared_ids(entries: Iterable[TaskEntry]) -> None:
     taken: set[str] = set()
     for entry in entries:
         if entry.task.id in taken:
-            raise TaskFileError(
-                f"{entry.row.place}: a second task has the id {entry.task.id!r}", fix="give it another id"
-            )
+            raise TaskFileError(f"{entry.row.place}: a second task has the id {entry.task.id!r}", fix="change its id")
         taken.add(entry.task.id)

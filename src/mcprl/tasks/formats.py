@@ -10,9 +10,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from datetime import date
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
@@ -36,18 +39,20 @@ from mcprl.goals import (
     Contains,
     Exactly,
     ExpectedCall,
+    ExpectedCheck,
     ExpectedState,
     ExpectedText,
     ExpectedWrite,
     Goal,
     HasAll,
+    HasDate,
+    HasFields,
     HasNumber,
     Matches,
     MeetsSome,
+    Unit,
 )
 from mcprl.records import Difficulty, Message, Solution, Task, ToolCall
-
-__all__ = ["TaskLine", "digest", "first_problem", "is_skyrl_row", "line_of", "task_of", "task_of_row", "task_schema"]
 
 _DIGEST_CHARACTERS = 10
 _OPENING_ROLES = ("system", "user")
@@ -112,12 +117,12 @@ class _SkyrlRow(_Part):
         if isinstance(value, str):
             return [{"role": "user", "content": value}]
         if not isinstance(value, list):
-            raise ValueError("is neither a text nor a list of messages")
+            raise ValueError("is neither a string nor a list of messages")
         return list(_opening_of(cast("list[object]", value)))
 
 
 class _TruthRow(BaseModel):
-    """Exists so that errors in a ground truth have their full path."""
+    """A ground truth in a row, so that validation errors in it have their full path."""
 
     reward_spec: _TruthSpec
 
@@ -165,7 +170,10 @@ def _opening_of(messages: Sequence[object]) -> Iterator[Message]:
         if role == "assistant":
             break
         if role not in _OPENING_ROLES:
-            raise ValueError(f"message {number + 1} has role {role!r}, but only system and user may come first")
+            raise ValueError(
+                f"message {number + 1} has role {role!r}, but only system and user messages may come before the first "
+                "assistant message"
+            )
         asked = asked or role == "user"
         yield {"role": role, "content": text_of(message)}
     if not asked:
@@ -177,7 +185,7 @@ def _goal_of(spec: _RewardSpec) -> tuple[Goal, list[str]]:
     not_checked += _demands("reward_spec", spec)
     given: Any = spec.ground_truth
     if not isinstance(given, dict):
-        missing = "reward_spec.ground_truth" if given else "reward_spec.ground_truth: it is missing"
+        missing = "reward_spec.ground_truth" if given else "reward_spec.ground_truth is missing"
         return Goal(answer=AnyText()), [*not_checked, missing]
     checked = _TruthRow.model_validate({"reward_spec": {"ground_truth": cast("dict[str, Any]", given)}})
     truth = checked.reward_spec.ground_truth
@@ -187,7 +195,9 @@ def _goal_of(spec: _RewardSpec) -> tuple[Goal, list[str]]:
     expected = list(dict.fromkeys([*truth.expected_tools, *criteria.expected_tools, *criteria.must_use_tools]))
     if truth.tool_sequence:
         beyond = [name for name in expected if name not in truth.tool_sequence]
-        not_checked += [f"reward_spec.ground_truth.expected_tools: {name}, not in tool_sequence" for name in beyond]
+        not_checked += [
+            f"reward_spec.ground_truth.expected_tools: {name}, which is not in tool_sequence" for name in beyond
+        ]
     goal = Goal(
         answer=AnyText(),
         calls=tuple(ExpectedCall(tool=name) for name in truth.tool_sequence or expected),
@@ -211,40 +221,67 @@ _Words = Annotated[str, Field(pattern=r"\S")]
 
 
 class AnyLine(_Line):
-    """Any text that is not empty."""
+    """The text must not be empty."""
 
     any: Literal[True]
 
 
 class ContainsLine(_Line):
-    """It contains this text as whole words, in any case. A plain text means the same."""
+    """The text must contain this text as whole words, ignoring case. A plain string means the same."""
 
     contains: _Words
 
 
 class ExactlyLine(_Line):
-    """It is this text, ignoring surrounding spaces and case."""
+    """The text must be this text, ignoring case and surrounding spaces."""
 
     exactly: _Words
 
 
 class NumberLine(_Line):
-    """It contains a number within `tolerance` of this one, among at most `at_most` numbers in total."""
+    """The text must contain a number within `tolerance` of this one, and at most `at_most` numbers in total.
+
+    With a unit, only quantities of its kind count, in any unit of that kind.
+    """
 
     number: float = Field(description="The correct number.")
-    tolerance: float = Field(default=0.0, ge=0, description="Largest accepted difference.")
-    at_most: int | None = Field(default=4, ge=1, description="How many numbers the text may contain; null: no limit.")
+    tolerance: float = Field(default=0.0, ge=0, description="Maximum accepted difference.")
+    at_most: int | None = Field(default=4, ge=1, description="Maximum count of numbers in the text; null: no limit.")
+    unit: Unit | None = Field(default=None, description="Unit of the number; null: the number alone counts.")
+
+
+class DateLine(_Line):
+    """The text must contain a date within `tolerance_days` of this one, and at most `at_most` dates in total."""
+
+    date: str = Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$", description="The correct date, as 2025-11-14.")
+    tolerance_days: int = Field(default=0, ge=0, description="Maximum accepted difference, in days.")
+    at_most: int | None = Field(default=4, ge=1, description="Maximum count of dates in the text; null: no limit.")
+
+    @field_validator("date")
+    @classmethod
+    def _exists(cls, value: str) -> str:
+        try:
+            date.fromisoformat(value)
+        except ValueError as error:
+            raise ValueError(f"there is no such day: {error}") from error
+        return value
+
+
+class FieldsLine(_Line):
+    """The text must contain a JSON object whose fields meet these checks. Dots lead into objects and lists."""
+
+    fields: dict[str, _TextLine] = Field(min_length=1, description="Checks by field, such as offices.0.city.")
 
 
 class AllLine(_Line):
-    """It contains each word of `all`, and no word of `none_of`."""
+    """The text must contain each word of `all`, and no word of `none_of`."""
 
-    all: list[_Words] = Field(min_length=1, description="Words that must occur.")
-    none_of: list[_Words] = Field(default_factory=list[str], description="Words that must not occur.")
+    all: list[_Words] = Field(min_length=1, description="Words that the text must contain.")
+    none_of: list[_Words] = Field(default_factory=list[str], description="Words that the text must not contain.")
 
 
 class MatchesLine(_Line):
-    """It matches this regular expression: Rust syntax, without look-around and backreferences."""
+    """The text must match this regular expression (Rust syntax, without look-around and backreferences)."""
 
     matches: str = Field(min_length=1)
 
@@ -258,10 +295,10 @@ class MatchesLine(_Line):
 
 
 class SomeLine(_Line):
-    """It meets at least `at_least` of these checks; without `at_least`, all of them."""
+    """The text must meet at least `at_least` of these checks; without `at_least`, all of them."""
 
-    of: list[_TextLine] = Field(min_length=1, description="Checks, each a text or an object.")
-    at_least: int | None = Field(default=None, ge=1, description="How many must be met; null: all.")
+    of: list[_TextLine] = Field(min_length=1, description="Checks, each a string or an object.")
+    at_least: int | None = Field(default=None, ge=1, description="How many checks must pass; null: all.")
 
     @model_validator(mode="after")
     def _can_be_met(self) -> SomeLine:
@@ -271,7 +308,7 @@ class SomeLine(_Line):
 
 
 # Tags are in angle brackets to distinguish them from field names in the location of an error.
-_SHAPES = {"any", "contains", "exactly", "number", "all", "matches", "of"}
+_SHAPES = {"any", "contains", "exactly", "number", "date", "all", "matches", "of", "fields"}
 
 
 def _shape_of(value: object) -> str | None:
@@ -289,22 +326,32 @@ _TextLine = Annotated[
     | Annotated[NumberLine, Tag("<number>")]
     | Annotated[AllLine, Tag("<all>")]
     | Annotated[MatchesLine, Tag("<matches>")]
-    | Annotated[SomeLine, Tag("<of>")],
+    | Annotated[SomeLine, Tag("<of>")]
+    | Annotated[DateLine, Tag("<date>")]
+    | Annotated[FieldsLine, Tag("<fields>")],
     Discriminator(
         _shape_of,
         custom_error_type="no_such_text",
         custom_error_message=(
-            "write a text, or an object with one of the keys any, contains, exactly, number, all, matches, of"
+            "write a string, or an object with one of the keys any, contains, exactly, number, date, all, "
+            "matches, of, fields"
         ),
     ),
 ]
 
 
 class CallLine(_Line):
-    """A call that the task needs. Arguments that are not listed may have any value."""
+    """A call that the task requires. Arguments that are not listed may have any value."""
 
     tool: _Words
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+_CallSet = Annotated[list[CallLine], Field(min_length=2, max_length=6)]
+_Calls = Annotated[
+    Annotated[CallLine, Tag("<call>")] | Annotated[_CallSet, Tag("<set>")],
+    Discriminator(lambda value: "<set>" if isinstance(value, list) else "<call>"),
+]
 
 
 class StateLine(_Line):
@@ -321,8 +368,22 @@ class WriteLine(_Line):
     tool: _Words
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
     texts: dict[str, list[_TextLine]] = Field(
-        default_factory=dict[str, list[Any]], description="Checks of text arguments, by the name of the argument."
+        default_factory=dict[str, list[Any]], description="Checks of text arguments, by argument name."
     )
+
+
+_Reference = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class CheckLine(_Line):
+    """A function of your own that returns how far the task is solved, from 0 to 1."""
+
+    function: _Reference = Field(description="The function, as checks.py:name, relative to the task file.")
+    probes: list[_Words] = Field(default_factory=list[str], description="Tools that it may call on the servers.")
+
+
+def _as_check(check: object) -> object:
+    return {"function": check} if isinstance(check, str) else check
 
 
 class SolutionCallLine(_Line):
@@ -355,45 +416,63 @@ class TaskLine(_Line):
     prompt: Annotated[_Messages, BeforeValidator(_as_messages, json_schema_input_type=str | _Messages)] = Field(
         description="The user's message, or a list of messages."
     )
-    answer: _TextLine | None = Field(default=None, description="What the final answer must be.")
-    calls: list[CallLine] = Field(default_factory=list[CallLine], description="Calls that the task needs.")
-    in_any_order: bool = Field(default=False, description="Whether `calls` may come in any order.")
-    min_calls: int = Field(default=0, ge=0, description="Number of calls that must succeed in total.")
-    state: list[StateLine] = Field(default_factory=list[StateLine], description="What must be true after the episode.")
-    writes: list[WriteLine] = Field(
-        default_factory=list[WriteLine], description="What must have been written: calls with checked texts."
+    answer: _TextLine | None = Field(default=None, description="Check of the final answer.")
+    calls: list[_Calls] = Field(
+        default_factory=list[Any],
+        description="Calls that the task requires, in this order; those of a list in the list in any order.",
     )
-    rubric: _Words | None = Field(default=None, description="Instructions for a judge: what makes a good answer.")
-    tools: list[str] | None = Field(default=None, description="Tools on offer; default: all tools of the servers.")
+    in_any_order: bool = Field(default=False, description="Whether `calls` may be made in any order.")
+    min_calls: int = Field(default=0, ge=0, description="Number of calls that must succeed in total.")
+    state: list[StateLine] = Field(
+        default_factory=list[StateLine], description="Conditions that must hold after the episode."
+    )
+    writes: list[WriteLine] = Field(
+        default_factory=list[WriteLine], description="Required writes: calls whose text arguments are checked."
+    )
+    rubric: _Words | None = Field(default=None, description="Instructions for the judge: what makes an answer good.")
+    check: Annotated[CheckLine, BeforeValidator(_as_check, json_schema_input_type=_Reference | CheckLine)] | None = (
+        Field(default=None, description="A check of your own: a Python function, as checks.py:name.")
+    )
+    tools: list[str] | None = Field(default=None, description="Tools to offer; default: all tools of the servers.")
     difficulty: Difficulty = Field(default=Difficulty.MEDIUM, strict=False, description="easy, medium or hard.")
-    max_turns: int | None = Field(default=None, ge=1, description="Turn limit; default: by difficulty.")
+    max_turns: int | None = Field(default=None, ge=1, description="Maximum turns; default: depends on the difficulty.")
     world: _Words | None = Field(
-        default=None, description="Offline world in which the answers are true, such as market-7."
+        default=None, description="Offline world for which the answers are correct, such as market-7."
     )
     solution: SolutionLine | None = Field(
-        default=None, description="A known solution, used to check the task and as an example to imitate."
+        default=None, description="A solution, used to check the task and as an example to imitate."
     )
-    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], description="Anything that reward functions need.")
+    metadata: dict[str, Any] = Field(
+        default_factory=dict[str, Any], description="Additional data for reward functions."
+    )
 
     @model_validator(mode="after")
     def _checks_something(self) -> TaskLine:
-        if self.answer is None and not (self.calls or self.min_calls or self.state or self.writes or self.rubric):
+        if self.in_any_order and any(isinstance(call, list) for call in self.calls):
+            raise ValueError("in_any_order holds for all calls: remove it, or the lists within calls")
+        others = (self.answer, self.calls, self.min_calls, self.state, self.writes, self.rubric, self.check)
+        if not any(others):
             raise ValueError(
-                "nothing is checked: any episode would succeed. Give it an answer, calls, state, writes or a rubric "
-                '("answer": {"any": true} if any answer will do)'
+                "the task checks nothing, so any episode would succeed: add an answer, calls, state, writes, a rubric "
+                'or a check ("answer": {"any": true} accepts any answer)'
             )
         return self
 
 
-def task_of(value: object) -> Task:
-    """Convert a decoded line to a task. Raises pydantic's ValidationError; see `first_problem`."""
+def task_of(value: object, folder: Path = Path()) -> Task:
+    """Convert a decoded line to a task. Raises pydantic's ValidationError; see `first_problem`.
+
+    The file of a check is relative to `folder`.
+    """
     line = TaskLine.model_validate(value)
+    own, sets = line.check, [call if isinstance(call, list) else [call] for call in line.calls]
     return Task(
         id=line.id,
         prompt=tuple(line.prompt),
         goal=Goal(
             answer=None if line.answer is None else _text_of(line.answer),
-            calls=tuple(ExpectedCall(tool=call.tool, arguments=call.arguments) for call in line.calls),
+            calls=tuple(ExpectedCall(tool=call.tool, arguments=call.arguments) for each in sets for call in each),
+            call_sets=tuple(map(len, sets)) if any(isinstance(call, list) for call in line.calls) else (),
             in_any_order=line.in_any_order,
             min_calls=line.min_calls,
             state=tuple(
@@ -409,6 +488,7 @@ def task_of(value: object) -> Task:
                 for write in line.writes
             ),
             rubric=line.rubric,
+            check=None if own is None else ExpectedCheck(function=str(folder / own.function), probes=tuple(own.probes)),
         ),
         tools=None if line.tools is None else tuple(line.tools),
         difficulty=line.difficulty,
@@ -429,7 +509,7 @@ def line_of(task: Task) -> dict[str, Any]:
         "id": task.id,
         "prompt": _prompt_line(task.prompt),
         "answer": None if goal.answer is None else _text_line(goal.answer),
-        "calls": [{"tool": call.tool, "arguments": dict(call.arguments)} for call in goal.calls],
+        "calls": _call_lines(goal),
         "in_any_order": goal.in_any_order,
         "min_calls": goal.min_calls,
         "state": [
@@ -445,6 +525,7 @@ def line_of(task: Task) -> dict[str, Any]:
             for write in goal.writes
         ],
         "rubric": goal.rubric,
+        "check": None if goal.check is None else _check_line(goal.check),
         "tools": None if task.tools is None else list(task.tools),
         "difficulty": task.difficulty,
         "max_turns": task.max_turns,
@@ -452,7 +533,7 @@ def line_of(task: Task) -> dict[str, Any]:
         "solution": None if task.solution is None else _solution_line(task.solution),
         "metadata": dict(task.metadata),
     }
-    # Add these fields so that validation rejects them; otherwise the task would be written without them.
+    # Copy these fields so that validation rejects them; otherwise the task would be written without them.
     set_fields = {f.name: getattr(task, f.name) for f in fields(task) if getattr(task, f.name) != f.default}
     value |= {name: entry for name, entry in set_fields.items() if name in _PYTHON_ONLY}
     TaskLine.model_validate(value)
@@ -466,7 +547,7 @@ def task_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "mcprl task"}
 
 
-# Pydantic's types of errors, as what was wanted.
+# Pydantic's error types, each with what was expected.
 _WANTED = {
     "string_type": "a text",
     "int_type": "a whole number",
@@ -477,15 +558,16 @@ _WANTED = {
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
-# The fields of the objects in a task, by the field that holds them.
+# The fields of the nested objects in a task, by the field that holds the object.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "": tuple(TaskLine.model_fields),
     "prompt": tuple(Message.__annotations__),
     "calls": (*CallLine.model_fields, *SolutionCallLine.model_fields),
     "state": tuple(StateLine.model_fields),
     "writes": tuple(WriteLine.model_fields),
+    "check": tuple(CheckLine.model_fields),
     "solution": tuple(SolutionLine.model_fields),
-    "answer": (*sorted(_SHAPES), "tolerance", "at_most", "none_of", "at_least"),
+    "answer": (*sorted(_SHAPES), "tolerance", "tolerance_days", "unit", "at_most", "none_of", "at_least"),
 }
 
 
@@ -496,9 +578,9 @@ def first_problem(error: ValidationError) -> str:
     message = found["msg"].removeprefix("Value error, ")
     if found["type"] == "extra_forbidden":
         within = next((part for part in reversed(parts[:-1]) if not part.isdigit()), "")
-        message = f"there is no such field{did_you_mean(parts[-1], _FIELDS.get(within, ()))}"
+        message = f"unknown field{did_you_mean(parts[-1], _FIELDS.get(within, ()))}"
     elif found["type"] == "missing":
-        message = "it is missing"
+        message = "this field is missing"
     elif found["type"] in _WANTED:
         message = f"{reprlib.repr(found['input'])} is not {_WANTED[found['type']]}"
     return ": ".join([".".join(parts), message] if parts else [message])
@@ -513,7 +595,11 @@ def _text_of(line: str | BaseModel) -> ExpectedText:
         case ExactlyLine():
             return Exactly(text=line.exactly)
         case NumberLine():
-            return HasNumber(value=line.number, tolerance=line.tolerance, at_most=line.at_most)
+            return HasNumber(value=line.number, tolerance=line.tolerance, at_most=line.at_most, unit=line.unit)
+        case DateLine():
+            return HasDate(date=line.date, tolerance_days=line.tolerance_days, at_most=line.at_most)
+        case FieldsLine():
+            return HasFields(fields={name: _text_of(each) for name, each in line.fields.items()})
         case AllLine():
             return HasAll(members=tuple(line.all), none_of=tuple(line.none_of))
         case MatchesLine():
@@ -534,7 +620,14 @@ def _text_line(text: ExpectedText) -> str | dict[str, Any]:
             return {"exactly": text.text}
         case HasNumber():
             tolerance = {"tolerance": text.tolerance} if text.tolerance else {}
-            return {"number": text.value, **tolerance, **({"at_most": text.at_most} if text.at_most != 4 else {})}
+            unit = {} if text.unit is None else {"unit": text.unit}
+            most = {"at_most": text.at_most} if text.at_most != 4 else {}
+            return {"number": text.value, **tolerance, **most, **unit}
+        case HasDate():
+            tolerance = {"tolerance_days": text.tolerance_days} if text.tolerance_days else {}
+            return {"date": text.date, **tolerance, **({"at_most": text.at_most} if text.at_most != 4 else {})}
+        case HasFields():
+            return {"fields": {name: _text_line(each) for name, each in text.fields.items()}}
         case HasAll():
             return {"all": list(text.members), **({"none_of": list(text.none_of)} if text.none_of else {})}
         case Matches():
@@ -542,6 +635,16 @@ def _text_line(text: ExpectedText) -> str | dict[str, Any]:
         case MeetsSome():
             least = {} if text.at_least is None else {"at_least": text.at_least}
             return {"of": list(map(_text_line, text.of)), **least}
+
+
+def _call_lines(goal: Goal) -> list[Any]:
+    lines = iter([{"tool": call.tool, "arguments": dict(call.arguments)} for call in goal.calls])
+    sets = [list(itertools.islice(lines, size)) for size in goal.call_sets or (1,) * len(goal.calls)]
+    return [each[0] if len(each) == 1 else each for each in sets]
+
+
+def _check_line(check: ExpectedCheck) -> str | dict[str, Any]:
+    return {"function": check.function, "probes": list(check.probes)} if check.probes else check.function
 
 
 def _solution_of(line: SolutionLine) -> Solution:

@@ -17,8 +17,6 @@ from mcprl.files import canonical_json
 from mcprl.records import Difficulty, Task
 from mcprl.seeds import derive_seed
 
-__all__ = ["Curriculum", "Deal", "Dealer", "TaskOrder", "make_order"]
-
 FLOOR = 0.1
 MASTERED = 0.6
 KEPT = 0.5
@@ -26,7 +24,7 @@ KEPT = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
-    """The tasks of a step, and the tasks that may replace them.
+    """The tasks of a step, and the tasks that may replace them (`stand_ins`).
 
     Deal(tasks=(a, b), stand_ins=(d, c, e))
     """
@@ -58,7 +56,7 @@ class Dealer(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state. Raises TaskFileError if the state belongs to another order or other tasks."""
+        """Continue from a saved state. Raises TaskFileError if it is of another kind of order or of other tasks."""
         ...
 
 
@@ -111,7 +109,7 @@ class TaskOrder:
             )
         if state.get("tasks") != self.state()["tasks"]:
             raise TaskFileError(
-                "the tasks are not those of the saved run: their ids, difficulties or order differ",
+                "the tasks differ from those of the saved run in their ids, difficulties or order",
                 fix="restore the task file, or start a new run",
             )
 
@@ -125,7 +123,7 @@ class Curriculum(TaskOrder):
 
         p_i = (s_i + 1) / (n_i + 2)                                   success rate of a task; 1/2 if never tried
         m_d = Σ p_i over tried / max(tried, min(per_step, size of d)) success rate of difficulty d
-        o_d = o_(d−1) · min(1, m_(d−1) / 0.6)²                        how open difficulty d is; 1 for the lowest
+        o_d = o_(d−1) · min(1, m_(d−1) / 0.6)²                        factor of difficulty d; 1 for the lowest
         w_i = 0.1 + o_d · 4 p_i (1 − p_i)                             weight of a task
 
     A step draws tasks without replacement by weight. The 0.1 keeps every task possible: a mastered task may be
@@ -152,9 +150,9 @@ class Curriculum(TaskOrder):
         known = {task.id for task in self._tasks}
         for task_id, outcomes in successes.items():
             if task_id not in known:
-                raise ValueError(f"no task of the curriculum has the id {task_id!r}")
+                raise ValueError(f"the curriculum has no task {task_id!r}")
             if not outcomes:
-                raise ValueError(f"task {task_id!r} was recorded without any episode")
+                raise ValueError(f"task {task_id!r} was recorded without episodes")
             succeeded, tried = self._counts.get(task_id, (0.0, 0.0))
             self._counts[task_id] = (KEPT * succeeded + sum(outcomes), KEPT * tried + len(outcomes))
 

@@ -17,26 +17,10 @@ from mcprl.config import EpisodesConfig
 from mcprl.conversations import WrittenCall, calls_in
 from mcprl.errors import did_you_mean
 from mcprl.files import canonical_json
-from mcprl.goals import ExpectedText, HasAll, HasNumber, Matches, MeetsSome
+from mcprl.goals import ExpectedText, HasAll, HasFields, HasNumber, Matches, MeetsSome
 from mcprl.records import Difficulty, Task
 from mcprl.tasks.files import Row, TaskEntry, TaskFile
 from mcprl.tasks.formats import line_of
-
-__all__ = [
-    "Alias",
-    "DifficultyFigures",
-    "DriftedCall",
-    "Problem",
-    "ProblemKind",
-    "Report",
-    "ToolFigures",
-    "alias_settings",
-    "check_call",
-    "drift_of",
-    "leaks",
-    "normalised_question",
-    "validate",
-]
 
 
 class OfferedTool(Protocol):
@@ -73,7 +57,7 @@ class Alias:
 class CallCheck:
     """The problems of a call, and aliases that fix all of them. `aliases` is empty if no aliases can.
 
-    CallCheck(problems=("has no argument 'ticker'", "lacks the argument 'symbol'"), aliases=(Alias(…),))
+    CallCheck(problems=("has no argument 'ticker'", "is missing the argument 'symbol'"), aliases=(Alias(…),))
     """
 
     problems: tuple[str, ...] = ()
@@ -100,7 +84,9 @@ def _check_arguments(tool: OfferedTool, arguments: Mapping[str, Any], *, partial
     missing = [name for name in required if name not in arguments]
     takes_others = tool.parameters.get("additionalProperties", False) is not False
     unknown = [name for name in arguments if name not in properties and not takes_others]
-    problems = [f"has no argument {name!r}" for name in unknown] + [f"lacks the argument {name!r}" for name in missing]
+    problems = [f"has no argument {name!r}" for name in unknown] + [
+        (f"is missing the argument {name!r}") for name in missing
+    ]
     free = {name: properties[name] for name in properties if name not in arguments}
     meant = _pair({name: arguments[name] for name in unknown}, free, missing)
     if len(meant) < len(unknown) or not set(missing) <= set(meant.values()):
@@ -112,7 +98,7 @@ def _check_arguments(tool: OfferedTool, arguments: Mapping[str, Any], *, partial
 
 
 def _pair(unknown: Mapping[str, Any], free: Mapping[str, Any], missing: Sequence[str]) -> dict[str, str]:
-    """Match each unknown argument to the free one with the most similar name, or to the only one left."""
+    """Match each unknown argument to the unused one with the most similar name, or to the only unused one."""
     meant: dict[str, str] = {}
     for name, value in unknown.items():
         left = [other for other in free if other not in meant.values() and _fits(value, free[other])]
@@ -138,7 +124,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _fits(value: Any, schema: Any) -> bool:
-    """Return True if a value has the type that the schema names, or if it names none."""
+    """Return True if a value has the type that the schema names, or if the schema names no type."""
     named: Any = cast("Mapping[str, Any]", schema).get("type") if isinstance(schema, Mapping) else None
     names = cast("list[Any]", named) if isinstance(named, list) else [named]
     known = [_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES]
@@ -153,7 +139,7 @@ class DriftedCall:
     """A recorded call that does not match the tools. `message` counts from 1 in the conversation `part`.
 
     DriftedCall(row="row 4", part="prompt", message=3, tool="fmp_get_quote",
-                problems=("has no argument 'ticker'", "lacks the argument 'symbol'"),
+                problems=("has no argument 'ticker'", "is missing the argument 'symbol'"),
                 aliases=(Alias(server="fmp", setting="argument_aliases", alias="ticker", meant="symbol"),))
     """
 
@@ -165,7 +151,7 @@ class DriftedCall:
     aliases: tuple[Alias, ...] = ()
 
 
-RecordedCall = tuple[str, str, int, WrittenCall]  # row, part, message and call: see DriftedCall
+RecordedCall = tuple[str, str, int, WrittenCall]  # row, part, message and call, as in DriftedCall
 
 
 def recorded_calls(rows: Iterable[Row]) -> Iterator[RecordedCall]:
@@ -223,7 +209,7 @@ _SIGNIFICANT = 6
 
 
 def unreachable_checks(task: Task, tools: ToolsByName, turns: int) -> Iterator[str]:
-    """Yield a sentence for each part of the task that cannot be met within `turns`. Unknown tools are skipped."""
+    """Yield a sentence for each check of the task that cannot succeed within `turns`. Unknown tools are skipped."""
     yield from _calls(task, tools)
     yield from _turns(task, turns)
     if task.goal.answer is not None:
@@ -242,24 +228,24 @@ def _calls(task: Task, tools: ToolsByName) -> Iterator[str]:
     for who, calls, partial in (("it", needed, True), ("its solution", solved, False)):
         for name, arguments in calls:
             if task.tools is not None and name not in task.tools:
-                yield f"{who} needs {name}, which is not among its tools"
+                yield f"{who} needs {name}, which is not in the task's tools"
             elif name in tools:
                 for problem in check_call(name, arguments, tools, partial=partial).problems:
                     yield f"{who} needs {name}, which {_of_tool(problem)}"
 
 
 def _of_tool(problem: str) -> str:
-    return problem.replace("lacks the argument", "is not given")
+    return problem.replace("is missing the argument", "is called without")
 
 
 def _turns(task: Task, turns: int) -> Iterator[str]:
     # A turn may have several calls; the answer is a turn of its own.
     needs_calls = bool(task.goal.calls) or task.goal.min_calls > 0
     if needs_calls and task.goal.answer is not None and turns < 2:
-        yield "it needs a turn for its calls and one for its answer, but may take 1 turn"
+        yield "it needs one turn for calls and one for the answer, but its limit is 1 turn"
     solved = len(task.solution.calls) + 1 if task.solution is not None else 0
     if solved > turns:
-        yield f"its solution takes {solved} turns, one per call, but it may take {turns}"
+        yield f"its solution takes {solved} turns, one per call, but its limit is {turns}"
 
 
 def _impossible(text: ExpectedText) -> Iterator[str]:
@@ -267,20 +253,23 @@ def _impossible(text: ExpectedText) -> Iterator[str]:
         case Matches():
             problem = why_no_pattern(text.pattern)
             if problem is not None:
-                yield f"can match nothing: {problem}"
+                yield f"cannot match anything: {problem}"
         case HasNumber():
             rounded = _as_written(text.value)
             if not abs(rounded - text.value) <= text.tolerance:
                 yield (
-                    f"must be {text.value!r} to within {text.tolerance:g}, which even {rounded!r} is not: "
-                    f"the tolerance is below the rounding"
+                    f"must be within {text.tolerance:g} of {text.value!r}, but even the rounded value {rounded!r} is "
+                    "not: raise the tolerance"
                 )
         case HasAll():
             both = [word for word in text.members if word.casefold() in {other.casefold() for other in text.none_of}]
             if both:
-                yield f"must have {both[0]!r} and must not have it"
+                yield f"must contain {both[0]!r} and must not contain it"
         case MeetsSome():
             for member in text.of:
+                yield from _impossible(member)
+        case HasFields():
+            for member in text.fields.values():
                 yield from _impossible(member)
         case _:
             pass
@@ -296,7 +285,7 @@ def _as_written(value: float) -> float:
 
 _DASHES = re.compile(r"[‐-―−﹘﹣-]")
 _QUOTES = re.compile(r"[‘’‚‛“”„‟\"'`]")
-_CHECKED = ("answer", "calls", "in_any_order", "min_calls", "state", "writes", "rubric", "solution")
+_CHECKED = ("answer", "calls", "in_any_order", "min_calls", "state", "writes", "rubric", "check", "solution")
 
 
 def normalised_question(task: Task) -> str:
@@ -316,7 +305,7 @@ def duplicates(entries: Sequence[TaskEntry]) -> Iterator[tuple[TaskEntry, str]]:
 
 
 def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
-    """Entries of `file` that are also in `other`: by question, or by goal and solution. Ids may be shared."""
+    """Yield entries of `file` that are also in `other`: by question, or by goal and solution. Ids may be shared."""
     questions = {normalised_question(entry.task): entry for entry in other.entries}
     solutions = {key: entry for entry in other.entries if (key := _goal_and_solution(entry.task)) is not None}
     for entry in file.entries:
@@ -325,7 +314,10 @@ def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
         if question is not None:
             yield entry, f"asks the same question as {question.task.id} ({other.path.name}, {question.row.label})"
         elif solution is not None:
-            yield entry, f"has the goal and solution of {solution.task.id} ({other.path.name}, {solution.row.label})"
+            yield (
+                entry,
+                f"has the same goal and solution as {solution.task.id} ({other.path.name}, {solution.row.label})",
+            )
 
 
 def _goal_and_solution(task: Task) -> str | None:
@@ -404,7 +396,7 @@ class Report:
 
     @property
     def fine(self) -> bool:
-        """Whether there are no problems. Requirements that are not checked do not count as problems."""
+        """Return whether there are no problems. Requirements that are not checked do not count as problems."""
         return not self.problems and not self.drift
 
     def to_json(self) -> dict[str, Any]:

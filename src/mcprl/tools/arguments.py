@@ -1,4 +1,4 @@
-"""Validate arguments against a tool's schema. The error messages tell the policy what to change."""
+"""Validates arguments against a tool's schema. The error messages tell the policy what to change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JSON_TYPES: Mapping[type, str] = {
 MAX_PROBLEM_CHARS = 300
 _MAX_DEPTH = 64
 _SAFE_INTEGER = 2**53
-# Limits the length of a name and the number of names compared: the comparison takes quadratic time.
+# Limits the length of a name and the number of names compared, because the comparison takes quadratic time.
 _MAX_COMPARED = 200
 
 
@@ -45,17 +45,17 @@ class ArgumentCheck:
             raise BadToolSchemaError(
                 f"server {server!r} describes the arguments of tool {tool!r} with an invalid schema: "
                 f"{_one_line(str(error))}",
-                fix=f"fix the server, or leave the tool out with servers.settings.{server}.deny",
+                fix=f"correct the schema in the server, or exclude the tool with servers.settings.{server}.deny",
             ) from error
         except OverLimitError as error:
             raise ToolLimitError(
                 f"server {server!r} describes the arguments of tool {tool!r} with a schema that {error}",
-                fix=f"leave the tool out with servers.settings.{server}.deny, or ask its author for a smaller schema",
+                fix=f"exclude the tool with servers.settings.{server}.deny, or ask its author for a smaller schema",
             ) from error
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """The parts of the schema that are not checked here, because checking could take more than linear time."""
+        """The parts of the schema that are not checked here, because checking them could take more than linear time."""
         return self._check.unenforced
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
@@ -168,7 +168,7 @@ def _keys(error: ValidationError) -> list[str]:
 
 
 def _given(error: ValidationError) -> str:
-    """The arguments that were given and that the tool does not have: one of them may be the missing one."""
+    """Return a note on unknown arguments, because one may be the missing argument under a wrong name."""
     known = cast("dict[str, Any]", cast("dict[str, Any]", error.schema).get("properties", {}))
     unknown = [_show(name) for name in _keys(error) if name not in known]
     return f"; it has no argument {', '.join(unknown[:3])}" if unknown else ""

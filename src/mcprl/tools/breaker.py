@@ -36,7 +36,7 @@ class Breaker:
         self.state: Literal["closed", "open", "half_open"] = "closed"
         """It is `half_open` while one call probes the server."""
         self.openings = 0
-        """How often the breaker opened, including after failed probes."""
+        """The number of times the breaker opened, including after failed probes."""
         self._server = server
         self._failures = 0
         self._failures_in_a_row = 0
@@ -113,9 +113,9 @@ class Breaker:
 
     def _still_open(self, now: float) -> BreakerOpenError:
         return BreakerOpenError(
-            f"server {self._server!r} failed {self._failures_in_a_row} calls in a row, and its breaker stayed "
-            "open for as long as a call may wait",
-            fix=f"read the server's log; it is tried again {REST_S:g} s after each failure",
+            f"server {self._server!r} failed {self._failures_in_a_row} calls in a row, and its circuit breaker stayed "
+            "open until the call's deadline",
+            fix=f"read the server's log; the server is tried again {REST_S:g} s after each failure",
             delivered=False,
             retry_after_s=max(0.0, self._rests_until - now),
         )

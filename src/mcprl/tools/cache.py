@@ -68,7 +68,7 @@ class Flights(Generic[K, V]):
             flight.trace = error.__traceback__
 
     async def _abandon(self, key: K, flight: _Flight[V]) -> None:
-        # Remove it first: a new caller must not join a task that is being cancelled.
+        # Remove the flight first: a new caller must not join a task that is being cancelled.
         self._forget(key, flight)
         flight.task.cancel()
         await asyncio.wait((flight.task,))
@@ -90,7 +90,7 @@ class _Entry(NamedTuple, Generic[V]):
 class ResultCache(Generic[K, V]):
     """Values by key. Expired values are dropped; above the size limit, the least recently used values are dropped.
 
-    A value expires `ttl_s` after `put`; reading it does not extend that.
+    A value expires `ttl_s` after `put`, even if it is read in between.
     """
 
     def __init__(self, ttl_s: float, max_bytes: int = _64_MIB, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +98,7 @@ class ResultCache(Generic[K, V]):
         self._max_bytes = max_bytes
         self._clock = clock
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
-        # The same keys, ordered by expiry.
+        # the same keys, ordered by expiry
         self._by_age: dict[K, None] = {}
         self._bytes = 0
 

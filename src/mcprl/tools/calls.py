@@ -3,8 +3,8 @@
     parse errors, aliases, arguments against the live schema                the policy reads the rejection
     cassette, cache, single flight                                          reuse an existing answer
     budget, circuit breaker, rate limit, the call under its deadline        retried only if that is safe
-    errors disguised as successes                                           blame the policy or the infrastructure
-    redaction, control characters, size limit                               what the policy may see
+    errors disguised as successes                                           attributed to policy or infrastructure
+    redaction, control characters, size limit                               the text that the policy sees
 
 A fault of the policy becomes an observation for the policy. A fault of the infrastructure is raised.
 """
@@ -319,14 +319,14 @@ class Pipeline:
         return _Outcome(answer, attempts=attempts, shared=shared)
 
     def world_of(self, tool: Tool) -> Literal["recorded", "live"]:
-        """Return where the calls of a tool go in mode mixed: to the cassette, or to a server."""
+        """Return what answers the calls of a tool in mode mixed: the cassette (recorded) or a server (live)."""
         route = self._routes[tool.server]
         has_recordings = (route.name, tool.name) in self._recorded_tools
         replays = has_recordings and matches(tool.name, route.settings.recorded)
         return "recorded" if replays or route.name not in self._started else "live"
 
     def _not_recorded(self, request: _Request) -> _Outcome:
-        """What a tool says without data for a call; if it has no recording at all, that there is none."""
+        """Answer a call without a recording: as the tool does without data, or with a note if it has no recordings."""
         assert self._cassette is not None
         tool, route = request.tool, request.route
         if (route.name, tool.name) not in self._recorded_tools:
@@ -411,7 +411,8 @@ def _disguised(tool: Tool, answer: Answer) -> ServerFaultError:
     text = " ".join(SECRETS.redact(answer.text).split())[:200]
     return ServerFaultError(
         f"server {tool.server!r} answered a call of {tool.name!r} with an error: {text}",
-        fix=f"fix the reported error, or change the rule in servers.settings.{tool.server}.errors that matched it",
+        fix=f"remove the cause of this error, or change the rule in servers.settings.{tool.server}.errors that "
+        "matched it",
     )
 
 

@@ -1,4 +1,4 @@
-"""All tools that the servers of a run offer, by name."""
+"""The catalog: all tools that the servers of a run offer, by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ToolDefinition:
 
 
 class StoredTool(BaseModel):
-    """A tool definition as pin files and cassettes store it. They add its hash under their own name."""
+    """A tool definition as pin files and cassettes store it. Both add its hash, each under its own field name."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -97,14 +97,14 @@ class Tool:
 
 
 def compile_checks(server: str, tools: Sequence[Tool]) -> dict[str, ArgumentCheck]:
-    """Compile the argument checks of one server's tools, by name. It may take seconds, so call it off the event loop.
+    """Compile the argument checks of one server's tools, by name. This may take seconds, so call it off the event loop.
 
     Raises BadToolSchemaError or ToolLimitError.
     """
     if len(tools) > MAX_TOOLS:
         raise ToolLimitError(
             f"server {server!r} offers {len(tools)} tools, more than {MAX_TOOLS}",
-            fix=f"list those that the tasks need in servers.settings.{server}.allow",
+            fix=f"list the tools that the tasks need in servers.settings.{server}.allow",
         )
     steps = Steps(_MAX_COMPILE_STEPS, f"read with all other tools of server {server!r}")
     return {tool.name: ArgumentCheck(tool.name, server, tool.parameters, steps) for tool in tools}
@@ -125,7 +125,7 @@ class Catalog:
             self._tools[tool.name] = tool
         if not self._tools:
             raise EmptyCatalogError(
-                "the servers together offer no tool", fix="enable a server that lists tools in the mcpServers file"
+                "the servers offer no tools", fix="enable a server that lists tools in the mcpServers file"
             )
         self._checks = checks
 
@@ -161,7 +161,7 @@ class Catalog:
                 close = self.closest(name)
                 hint = f" (did you mean {close!r}?)" if close is not None else ""
                 raise UnknownToolError(
-                    f"no server lists a tool {name!r}, which {wanted_by} needs{hint}",
+                    f"no server offers the tool {name!r}, which {wanted_by} needs{hint}",
                     fix="correct the task, or add a server that offers it",
                 )
 

@@ -63,7 +63,7 @@ class Answer:
 
 
 class CallableServer(Protocol):
-    """What the pipeline needs from a server: one connection, or a pool of several."""
+    """A server as the pipeline uses it: one connection, or a pool of several."""
 
     async def call(self, tool: str, arguments: Mapping[str, Any], deadline_s: float) -> Answer: ...
 
@@ -246,7 +246,7 @@ class ServerConnection:
             self._count_deadline(session, started)
             raise CallDeadlineError(
                 f"server {self.spec.name!r} did not finish a call of {tool!r} within {deadline_s:g} s",
-                fix=f"raise call_deadline_s of the server, or see its log {self.log}",
+                fix=f"raise call_deadline_s of the server, or look for the cause in its log {self.log}",
             )
         try:
             result = calling.result()
@@ -370,7 +370,7 @@ class ServerConnection:
             await asyncio.to_thread(self.pins.check, session.definitions)
         except (ToolsChangedError, ToolLimitError) as error:
             self._refused = error
-            session.end("its tools are refused")
+            session.end("its tools were rejected")
             raise
 
     def _count_deadline(self, session: Session, started: float) -> None:
@@ -381,7 +381,7 @@ class ServerConnection:
             return
         self._silent_deadlines += 1
         if self._silent_deadlines >= _SILENT_DEADLINES:
-            session.end(f"it sent nothing during {self._silent_deadlines} calls that passed their deadline")
+            session.end(f"it sent nothing during {self._silent_deadlines} calls that missed their deadline")
 
     async def _answer_to_error(self, session: Session, tool: str, error: MCPError) -> Answer:
         """Convert a JSON-RPC error by its cause: the transport, the policy's arguments, or the server.
@@ -432,39 +432,44 @@ class ServerConnection:
         else:
             what = one_line(cause)
         tail = log_tail(self.log, self._log_offset)
-        name = f"servers.settings.{self.spec.name}"
+        sandbox = ""
+        if self.spec.settings.sandbox is not None:
+            sandbox = (
+                f"; if the sandbox lacks what the server needs, add it to servers.settings.{self.spec.name}.sandbox"
+            )
         return ServerStartError(
             f"server {self.spec.name!r} did not start: {what}" + (f"; its log ends:\n{tail}\n" if tail else ""),
-            fix=f"fix the error in its log {self.log}, or run its command by hand"
-            + (f"; declare what it lacks in {name}.sandbox" if self.spec.settings.sandbox is not None else ""),
+            fix=f"look for the cause in its log {self.log}, or run its command by hand" + sandbox,
         )
 
     def state_lost(self) -> ServerLostError:
         """Return the error for an episode whose server died: the new process does not have the episode's state."""
-        return self._lost("died earlier in this episode, and the episode's state was lost with it", delivered=False)
+        return self._lost("died earlier in this episode, and lost the episode's state", delivered=False)
 
     def _busy(self, detail: str, *, delivered: bool, retry_after_s: float | None) -> ServerBusyError:
         return ServerBusyError(
-            f"server {self.spec.name!r} asked to be called later ({detail})",
+            f"server {self.spec.name!r} asked for the call to be made later ({detail})",
             fix=f"set servers.settings.{self.spec.name}.rate to what the server allows",
             delivered=delivered,
             retry_after_s=retry_after_s,
         )
 
     def _lost(self, what: str, *, delivered: bool = True) -> ServerLostError:
-        return ServerLostError(f"server {self.spec.name!r} {what}", fix=f"see its log {self.log}", delivered=delivered)
+        return ServerLostError(
+            f"server {self.spec.name!r} {what}", fix=f"look for the cause in its log {self.log}", delivered=delivered
+        )
 
     def _fault(self, what: str, outcome: TransportOutcome | None = None) -> ToolServerError:
         return ServerFaultError(
             f"server {self.spec.name!r} {what}",
-            fix=f"see its log {self.log}, and fix the server; the call itself matches the tool's schema",
+            fix=f"look for the cause in its log {self.log}; the call itself matches the tool's schema",
             delivered=outcome is None or outcome.delivered,
             retry_after_s=None if outcome is None else outcome.retry_after_s,
         )
 
 
 async def _finished(task: asyncio.Task[None]) -> None:
-    """Wait for a task to end, even if the caller is cancelled. The task is cleaning up, with bounded waits."""
+    """Wait for a task to end, even if the caller is cancelled. The task cleans up within a bounded time."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -476,6 +481,6 @@ async def _finished(task: asyncio.Task[None]) -> None:
 
 
 async def _soon_over(session: Session) -> None:
-    """Wait briefly until the end of the server's process is noticed."""
+    """Wait briefly until mcprl notices the end of the server's process."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(session.over.wait(), _END_GRACE_S)

@@ -48,14 +48,14 @@ def _read(path: Path) -> dict[str, str]:
         problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise MissingKeyError(
             f"the env file {path} cannot be read: {problem}",
-            fix="create it with NAME=value lines, or correct its name",
+            fix="create the file with NAME=value lines, or correct servers.env_file",
         ) from None
     keys: dict[str, str] = {}
     for binding in parse_stream(io.StringIO(text)):
         if binding.error:
             raise MissingKeyError(  # do not show the line, because it may contain a key
-                f"the env file {path} has a line that is not NAME=value: line {binding.original.line}",
-                fix="correct it, or begin it with # to make it a comment",
+                f"the env file {path} is invalid: line {binding.original.line} is not NAME=value",
+                fix="correct the line, or start it with # to make it a comment",
             )
         if binding.key is not None and binding.value:
             keys[binding.key] = binding.value
@@ -120,7 +120,7 @@ def expand_entries(
         if expansion.foreign:
             # References in the syntax of other clients. Passed on literally, they would be wrong keys.
             raise ServerFileError(
-                f"{path}: server {server!r} has {expansion.foreign[0]!r}, which mcprl does not expand",
+                f"{path}: server {server!r} uses {expansion.foreign[0]!r}, which mcprl does not expand",
                 fix="write ${NAME} or ${NAME:-default}",
             )
         # Register before any message about the entry, because the message could contain a key. A value that looks like
@@ -134,9 +134,9 @@ def expand_entries(
         names = "; ".join(f"{name} for server {' and '.join(servers)}" for name, servers in missing.items())
         file = Path(_DEFAULT_FILE).absolute() if env_file is None else env_file
         raise MissingKeyError(
-            f"{path} asks for keys that are not set: {names}",
-            fix=f"set each in the environment or as a line NAME=value in {file}, or disable the server; "
-            "write ${NAME:-} for a value that may be empty",
+            f"{path} needs keys that are not set: {names}",
+            fix=f"set each key in the environment or as a line NAME=value in {file}, or disable the server; for a "
+            "value that may be empty, write ${NAME:-}",
         )
     return {name: expansion.entry for name, expansion in expansions.items()}
 

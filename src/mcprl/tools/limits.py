@@ -1,14 +1,14 @@
 """Rate limits and budgets of tool servers, for one process or shared by several.
 
 A route asks its `Limits` before each call. If one process runs all episodes, it keeps the limits itself. If several
-processes do, the vendor still counts their calls together. Then one `SharedLimits` holds the limits of every server,
+processes run episodes, the vendor counts their calls together. So one `SharedLimits` holds the limits of every server,
 and every route asks it through `RemoteLimits`.
 
     service = SharedLimits(limit_settings(config))         # once per run
     open_toolbox(config, log_dir=logs, limits=service)     # in each process, through a LimitsService
 
 A limit is never exceeded, even if messages between the processes are lost. If a process cannot give back what it took,
-a place in the rate limit stays taken until it expires, and a call of the budget until the run ends.
+a place in the rate limit stays taken until it expires, and a call in the budget stays counted until the run ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mcprl.tools.specs import load_specs
 class Budget:
     """Counts each call sent to a server. Refuses a call that would exceed a limit.
 
-    Money is counted in decimal, as it is written in the configuration: three calls at 0.1 cost 0.3, not
+    Money is counted in decimal, as in the configuration: three calls at 0.1 cost 0.3, not
     0.30000000000000004.
     """
 
@@ -101,7 +101,7 @@ class RateLimit:
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
 
     async def take_place(self) -> asyncio.TimerHandle | None:
-        """Wait for a place. Return the timer that frees it if nobody does so earlier."""
+        """Wait for a place. Return the timer that frees it, unless `free_place` does so earlier."""
         loop = asyncio.get_running_loop()
         places = self._places
         if self._num_waiting or loop.time() < self._paused_until or (places is not None and places.locked()):
@@ -112,7 +112,7 @@ class RateLimit:
             finally:
                 self._num_waiting -= 1
         elif places is not None:
-            await places.acquire()  # returns at once: it is not locked
+            await places.acquire()  # returns at once, because the lock is free
         return None if places is None else loop.call_later(2 * self._per_s, places.release)
 
     def free_place(self, latest: asyncio.TimerHandle) -> None:
@@ -203,7 +203,7 @@ class LimitsService(Protocol):
 
 
 class SharedLimits:
-    """The limits of every server of a run. One process holds them for all processes.
+    """The limits of every server of a run, held by one process for all processes.
 
     service = SharedLimits({"fmp": ServerSettings(rate=RateSettings(calls=300, per_s=60.0))})
     await service.spend("fmp")
@@ -263,26 +263,25 @@ class SharedLimits:
         limits = self._limits.get(server)
         if limits is None:
             raise ServerFileError(
-                f"a worker asks for the limits of server {server!r}, which the run does not know"
-                f"{did_you_mean(server, self._limits)}",
-                fix="give every worker the same mcpServers file as the run itself",
+                f"a worker uses server {server!r}, which the run does not know{did_you_mean(server, self._limits)}",
+                fix="use the run's mcpServers file on every worker",
             )
         return limits
 
 
 class RemoteLimits:
-    """The limits of a server that other processes call too. A service keeps them.
+    """The limits of a server that other processes call too, kept by a service.
 
     `calls` and `usd` count only the calls of this process, so the counts of all processes add up to those of the
-    service. If the service is gone, a refund is lost without an error: the answer is still good, and the next `spend`
-    raises.
+    service. If the service has ended, a refund is lost without an error: the answer can still be used, and the next
+    `spend` raises.
     """
 
     def __init__(self, service: LimitsService, server: str, *, usd_per_call: float = 0.0) -> None:
         self._service = service
         self._server = server
         self._share = Budget(server, BudgetSettings(usd_per_call=usd_per_call))
-        # The event loop holds only weak references to tasks.
+        # The event loop holds only weak references to tasks, so keep strong ones.
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -305,7 +304,7 @@ class RemoteLimits:
 
     async def refund(self) -> None:
         self._share.refund()
-        # Runs to the end even if the caller is cancelled. Awaited, because the caller's next `spend` may need the
+        # Runs to its end even if the caller is cancelled. Awaited, because the caller's next `spend` may need the
         # refund.
         await asyncio.shield(self._start(_send(self._service.refund(self._server))))
 
@@ -360,7 +359,7 @@ def limit_settings(config: ServersConfig) -> Mapping[str, ServerSettings]:
 def make_limits(server: str, settings: ServerSettings, service: LimitsService | None, earlier_calls: int = 0) -> Limits:
     """Create the limits of a server, kept by this process or by a service for several processes.
 
-    `earlier_calls` were made before the run was resumed; a service knows them already.
+    `earlier_calls` were made before the run was resumed. A service has already counted them.
     A server without a rate and without a budget limit has nothing to share, so its limits are always local: each
     process counts its own calls, and waits on its own if the server asks for a pause.
     """

@@ -34,7 +34,7 @@ SEARCHED_CHARS = 2048
 
 
 def recognise(text: str, is_error: bool, rules: Sequence[ErrorRule]) -> Fault | None:
-    """Whose fault a result is; None if it is not an error.
+    """Return whose fault an error in a result is; None if the result is not an error.
 
     The first matching rule decides, even if the server reports success. If no rule matches, an error that the server
     reports is the policy's fault, because MCP intends such errors for the model.

@@ -1,7 +1,7 @@
-"""Pinned tools: detect if a server changes its tools, within a run or between runs.
+"""Pinned tools: detects whether a server changes its tools, within a run or between runs.
 
 A description is part of the prompt. A server that rewrites a description or extends a schema changes the policy's input
-and its possible actions. So each time a server starts, its tools are compared with the pinned ones by the hash of all
+and its possible actions. So each time a server starts, its tools are compared with the pinned ones by a hash of all
 fields.
 """
 
@@ -90,8 +90,8 @@ class PinnedTools:
             shown.append(f"… and {len(diff.lines) - len(shown)} more lines")
         what = f"the tools of server {self._server!r} differ from those of {self._source}: {diff.summary()}"
         raise ToolsChangedError(
-            SECRETS.redact("\n".join([what, *shown, "The policy would get a prompt that was not reviewed"])),
-            fix="review the change, then run `mcprl tools pin` and start again",
+            SECRETS.redact("\n".join([what, *shown, "The policy would get an unreviewed prompt"])),
+            fix="review the changes, then run `mcprl tools pin` and start again",
         )
 
 
@@ -143,7 +143,7 @@ def read_pins(path: Path) -> Mapping[str, tuple[ToolDefinition, ...]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigFileError(
             f"the pin file {path} cannot be read: {error}",
-            fix="write it with `mcprl tools pin`, or remove servers.pins",
+            fix="create the file with `mcprl tools pin`, or remove servers.pins",
         ) from error
     try:
         document = _PinFile.model_validate_json(text)
@@ -151,12 +151,12 @@ def read_pins(path: Path) -> Mapping[str, tuple[ToolDefinition, ...]]:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigFileError(
-            f"{path} is not a pin file: {place}: {first['msg']}", fix="write it again with `mcprl tools pin`"
+            f"{path} is not a pin file: {place}: {first['msg']}", fix="recreate the file with `mcprl tools pin`"
         ) from error
     if document.mcprl_pins != _FORMAT:
         raise ConfigFileError(
-            f"{path} is a pin file of format {document.mcprl_pins}, but this mcprl reads format {_FORMAT}",
-            fix="write it again with `mcprl tools pin`",
+            f"{path} has format {document.mcprl_pins}, but this version of mcprl reads format {_FORMAT}",
+            fix="recreate the file with `mcprl tools pin`",
         )
     return {name: tuple(_checked(path, name, tool) for tool in entry.tools) for name, entry in document.servers.items()}
 
@@ -183,8 +183,9 @@ def _checked(path: Path, server: str, entry: _PinnedTool) -> ToolDefinition:
     definition = entry.definition()
     if definition.fingerprint() != entry.sha256:
         raise ConfigFileError(
-            f"{path}: {entry.name!r} of server {server!r} does not match its sha256, so the file was edited by hand",
-            fix="review the file, then write it again with `mcprl tools pin`",
+            f"{path}: {entry.name!r} of server {server!r} does not match its sha256, probably because the file was "
+            "edited by hand",
+            fix="review the file, then recreate it with `mcprl tools pin`",
         )
     return definition
 

@@ -32,7 +32,8 @@ _SPARES = 2  # servers started in advance for the next episodes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeKey:
-    """Identifies an episode to a server: an unguessable id, and the seconds after which the episode is certainly over.
+    """Identifies an episode to a server: an id that nobody can guess, and the time after which the episode is certainly
+    over.
 
     EpisodeKey(lives_s=600.0)
     """
@@ -66,7 +67,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Pool:
-    """Common code of both pools. `starts` limits how many servers start at the same time."""
+    """Base class of both pools. `starts` limits how many servers start at the same time."""
 
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         self.spec = spec
@@ -186,7 +187,7 @@ class EpisodePool(_Pool):
             if connection.is_up:
                 self._refill()
                 return connection
-            self._run(connection.close())  # it died while it was a spare
+            self._run(connection.close())  # the server died while it was a spare
         self._refill()
         return await self._open(self._make(one_life=True))
 

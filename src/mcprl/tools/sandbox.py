@@ -1,8 +1,8 @@
-"""The bubblewrap sandbox of a third-party server: which files it sees, and the command that starts it.
+"""The bubblewrap sandbox of a third-party server: the files that the server can read, and the command that starts it.
 
 A server sees its own program, the interpreter and packages that the program needs, the system's programs and libraries,
-the folders that the recipe declares, and a /tmp of its own. It runs as our user without capabilities, and with no
-variable of our environment except PATH. See `installation` for how the program's files are found.
+the folders that the recipe declares, and a private /tmp. It runs as our user without capabilities, and of our
+environment it gets only PATH. `installation` finds the program's files.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from mcprl.processes.bubblewrap import ALLOW_NAMESPACES, NAMESPACES, NO_NETWORK,
 from mcprl.processes.seccomp import MACHINES, denying_filter
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
-# Not all of /etc: root can read its passwords and private keys.
+# Not all of /etc, because root can read its passwords and private keys.
 _ETC = (
     *("alternatives", "ca-certificates", "crypto-policies", "group", "hosts", "ld.so.cache", "ld.so.conf"),
     *("ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf", "os-release", "passwd", "pki/ca-trust"),
     *("pki/tls/certs", "pki/tls/cert.pem", "protocols", "resolv.conf", "services", "ssl/cert.pem", "ssl/certs"),
     *("ssl/openssl.cnf", "timezone"),
 )
-# What an installation keeps beside its `bin`. Not `share`: ~/.local/share has keyrings.
+# Folders of an installation next to its `bin`. Not `share`, because ~/.local/share has keyrings.
 _BESIDE_BIN = ("bin", "lib", "lib64", "libexec", "ssl", "pyvenv.cfg")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _TMP_BYTES = 256 * 1024 * 1024
 _PROBE_S = 30.0
 _OTHERWISE = "remove `sandbox` if you trust the server"
 _SHEBANG_BYTES = 4096
-# For root, who owns the devices and could change their modes for the whole machine; bubblewrap can bind them only
-# writable or unusable. A read-only device can still be written to.
+# For root, who owns the devices and could change their modes for the whole machine. bubblewrap can bind a device only
+# writable or unusable, but a device on a read-only mount can still be written to.
 _READ_ONLY_DEVICES = """
 for device in "$@"; do
     [ "$device" = -- ] && break
@@ -54,9 +54,9 @@ exec "$@"
 def sandbox_command(
     server: str, settings: SandboxSettings, argv: Sequence[str], *, path: str, cwd: str | None, filter_fd: int
 ) -> list[str]:
-    """The command that runs `argv` in the sandbox of a server. It has to inherit `filter_fd`, an open `filter_file`.
+    """Return the command that runs `argv` in a server's sandbox. It must inherit `filter_fd`, an open `filter_file`.
 
-    `path` is the PATH of the server. Raises SandboxMissingError if this machine cannot have a sandbox, and
+    `path` is the PATH of the server. Raises SandboxMissingError if this machine cannot run a sandbox, and
     ServerFileError if a declared folder is missing, or if the server could write to its own program.
     """
     _probe()
@@ -65,19 +65,19 @@ def sandbox_command(
     modes = dict.fromkeys(map(str, installation(Path(argv[0]), path)), "--ro-bind")
     modes |= dict.fromkeys(map(str, settings.read), "--ro-bind")
     for folder in settings.write:
-        # Otherwise it could put a link there, and the next start would show it what the link points to.
+        # Otherwise the server could put a link there, and the next sandbox would show it the target of the link.
         if (inside := next((each for each in modes if Path(each).is_relative_to(folder)), None)) is not None:
             raise ServerFileError(
-                f"server {server!r} may write to {folder}, which contains {inside}: its own program, or a folder that "
-                "it should only read",
-                fix=f"give a smaller folder in servers.settings.{server}.sandbox.write",
+                f"server {server!r} may write to {folder}, but this folder contains {inside}, its own program or a "
+                "folder that must stay read-only",
+                fix=f"choose a smaller folder in servers.settings.{server}.sandbox.write",
             )
     modes |= dict.fromkeys(map(str, settings.write), "--bind")
-    for shown in sorted(modes, key=lambda each: len(Path(each).parts)):  # a folder before what is inside it
+    for shown in sorted(modes, key=lambda each: len(Path(each).parts)):  # mount a folder before its content
         if not os.path.exists(shown):
             raise ServerFileError(
-                f"the sandbox of server {server!r} lists {shown}, but that path does not exist",
-                fix=f"create it, or correct servers.settings.{server}.sandbox",
+                f"the sandbox of server {server!r} lists {shown}, but this path does not exist",
+                fix=f"create the path, or correct servers.settings.{server}.sandbox",
             )
         command += [modes[shown], shown, shown]
     folder = "/tmp" if cwd is None else os.path.abspath(cwd)
@@ -85,12 +85,12 @@ def sandbox_command(
 
 
 def installation(program: Path, path: str) -> set[Path]:
-    """The files and folders outside the system's that a program needs.
+    """Return the files and folders that a program needs, except those of the system.
 
-    Every link on the way to the program is followed, and the interpreter in its first line, and the Python of its
-    virtual environment. What is in a `bin` is shown with the folders beside that (`lib` and so on), what is in
-    `node_modules` with all of that folder, and anything else alone: an executable script beside a recipe does not show
-    the recipe's .env.
+    It follows every link on the way to the program, the interpreter in the program's first line, and the Python of its
+    virtual environment. If a file is in a `bin` folder, the folders next to `bin` (`lib` and so on) are included. If it
+    is in `node_modules`, the whole `node_modules` is included. Any other file is included alone, so a script in the
+    folder of a recipe does not expose the recipe's .env.
     """
     shown: set[Path] = set()
     seen: set[Path] = set()
@@ -120,7 +120,7 @@ def installation(program: Path, path: str) -> set[Path]:
 
 
 def _interpreter(file: Path, path: str) -> Path | None:
-    """The program in the first line of a script; None if it is not one."""
+    """Return the interpreter named in the first line of a script; None if the file is not a script."""
     with file.open("rb") as script:
         first = script.readline(_SHEBANG_BYTES)
     words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
@@ -130,7 +130,7 @@ def _interpreter(file: Path, path: str) -> Path | None:
 
 
 def _system_files() -> Iterator[str]:
-    """Options that show the system's programs, libraries and public settings, processes and devices."""
+    """Yield bubblewrap options that mount the system's programs, libraries, public settings, processes and devices."""
     for name in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC)):
         file = Path(name)
         if file.is_symlink() and file.resolve().is_relative_to("/usr"):
@@ -148,11 +148,11 @@ def _system_files() -> Iterator[str]:
 
 @contextmanager
 def filter_file() -> Generator[int]:
-    """An open file with the seccomp filter of one sandbox: bubblewrap reads it to its end."""
+    """Open a file with the seccomp filter of one sandbox. bubblewrap reads it to its end."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in MACHINES:
         raise SandboxMissingError(
-            f"the sandbox of a server needs Linux on {' or '.join(MACHINES)}, and this machine is {sys.platform} "
+            f"the sandbox of a server needs Linux on {' or '.join(MACHINES)}, but this machine is {sys.platform} "
             f"{machine}",
             fix=f"run the servers on such a machine, or {_OTHERWISE}",
         )
@@ -166,10 +166,11 @@ def filter_file() -> Generator[int]:
 
 
 def _bubblewrap_command(filter_fd: int) -> list[str]:
-    """The beginning of the command of every sandbox.
+    """Return the first part of the command, which is the same for every sandbox.
 
-    Not --new-session: we start each child in a session of its own, and the sandbox's first process has to stay in the
-    child's group, which is killed with the child. With --die-with-parent the kernel ends it even if that fails.
+    It leaves out --new-session, because each child already has its own session, and the sandbox's first process must
+    stay in the child's group, which is killed with the child. --die-with-parent makes the kernel end it even if that
+    fails.
     """
     bubblewrap = find_bubblewrap("the sandbox of a server", _OTHERWISE)
     command = [bubblewrap, *NAMESPACES, "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent"]
@@ -205,6 +206,6 @@ def _probe() -> None:
         problem = str(error)
     if problem is not None:
         raise SandboxMissingError(
-            f"the sandbox of a server cannot be built on this machine: {problem}",
+            f"this machine cannot create the sandbox of a server: {problem}",
             fix=f"{ALLOW_NAMESPACES}, or {_OTHERWISE}",
         )

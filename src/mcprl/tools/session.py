@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 _CONNECT_S = 2.0
 _PORT_POLL_S = 0.05
 _MAX_LIST_PAGES = 100
-# Besides the text, a message holds JSON escapes, structured content or a long list of tools.
+# Besides its text, a message holds JSON escapes, structured content or a long list of tools.
 _MIN_MESSAGE_BYTES = 4 * 1024 * 1024
 _MESSAGE_BYTES_PER_RESULT_BYTE = 16
 # The bearer tokens of this process's servers are derived from this key.
@@ -85,7 +85,7 @@ class ResultChecks:
 
 
 def find_program(spec: ServerSpec) -> str | None:
-    """Return the path of the program in a server's `command`, or first in its `start`; None if it is not found."""
+    """Return the path of the program in a server's `command` or `start`; None if it is not found."""
     program = spec.command if spec.command is not None else spec.settings.start[0]
     if "/" in program:
         # Relative to the server's folder, as in a shell. Absolute, because the child changes its folder before the
@@ -100,10 +100,10 @@ _DETAIL = re.compile(r"\s\s|\w+(\.\w+)+$")
 
 
 class ServerLog:
-    """Cleans the lines of a server's log, without the report of mcp 1.x on the first request of a session.
+    """Cleans the lines of a server's log, and drops the errors that mcp 1.x logs for the first request of a session.
 
-    That is `server/discover`, which older servers do not know: mcp 1.x logs an error for each request that it knows,
-    31 in all, and answers with an error, upon which the client sends `initialize`.
+    The first request is `server/discover`, which older servers do not know. mcp 1.x then logs one error for each kind
+    of request that it knows, 31 in all. It answers with an error, and the client sends `initialize` instead.
     """
 
     def __init__(self, clean: Callable[[str], str]) -> None:
@@ -114,7 +114,7 @@ class ServerLog:
         clean = self._clean(line)
         if not self._is_told and _VALIDATION_ERRORS.search(line):
             self._is_told = self._is_report = True
-            return "[mcprl: this server does not know server/discover, so it is initialized as an older one]"
+            return "[mcprl: this server does not support server/discover, so an older protocol version is used]"
         self._is_report = self._is_report and _DETAIL.match(line) is not None
         return None if self._is_report else clean
 
@@ -138,7 +138,7 @@ async def start_child(spec: ServerSpec, *, port: int | None, log: Path) -> Child
     path = environment["PATH"]
     with filter_file() as fd:
         build = functools.partial(sandbox_command, spec.name, sandbox, argv, path=path, cwd=spec.cwd, filter_fd=fd)
-        # Off the event loop: it reads files, and the first time it starts a process.
+        # Runs off the event loop, because it reads files and starts a process the first time.
         command = await asyncio.to_thread(build)
         inside = {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8", **spec.env}
         return await start(command, env=inside, cwd="/", pass_fds=(fd,))
@@ -238,7 +238,7 @@ async def open_session(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
             max_message_bytes=_max_message_bytes(spec),
             on_end=lambda: session.end("its stream ended"),
             on_message=session.heard,
-            on_session_lost=lambda: session.end("it forgot the session"),
+            on_session_lost=lambda: session.end("it no longer knows the session"),
         )
     else:
         session = await _start_stdio(stack, spec, log)
@@ -280,7 +280,7 @@ async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
             return await asyncio.to_thread(lambda: tuple(map(definition_of, tools)))
     raise ServerStartError(
         f"server {server!r} lists its tools on more than {_MAX_LIST_PAGES} pages",
-        fix="fix the server: its last page must not have a nextCursor",
+        fix="correct the server: its last page must not have a nextCursor",
     )
 
 
@@ -295,8 +295,8 @@ def _measure(server: str, tools: Sequence[Tool]) -> int:
 
 def _too_large(server: str, what: str) -> ToolLimitError:
     return ToolLimitError(
-        f"server {server!r} sends a list of tools that {what}",
-        fix="disable it in the mcpServers file, or ask its author for a shorter list",
+        f"the tool list of server {server!r} {what}",
+        fix="disable the server in the mcpServers file, or ask its author for a shorter list",
     )
 
 
@@ -338,7 +338,7 @@ async def _start_stdio(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> Se
     if find_program(spec) is None:
         raise ServerStartError(
             f"server {spec.name!r} did not start: command {spec.command!r} not found",
-            fix="install it, or correct 'command' in the mcpServers file",
+            fix="install the command, or correct 'command' in the mcpServers file",
         )
     child = await start_child(spec, port=None, log=log)
     stack.push_async_callback(child.stop)
@@ -354,8 +354,8 @@ async def _start_http(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> tup
     url = spec.url if port is None else spec.url.replace(PORT, str(port))
     if await port_answers(url):
         raise ServerStartError(
-            f"server {spec.name!r} was not started: something else already answers at {url}",
-            fix=f"stop that process, or write {PORT} instead of the port in url and start",
+            f"server {spec.name!r} was not started, because another process already answers at {url}",
+            fix=f"stop the other process, or write {PORT} instead of the port in url and start",
         )
     child = await start_child(spec, port=port, log=log)
     stack.push_async_callback(child.stop)

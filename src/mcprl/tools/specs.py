@@ -92,7 +92,7 @@ class ServerSpec:
         if self.settings.sandbox is not None and self.command is None:
             raise ValueError(f"server {self.name!r}: sandbox applies only to a server with a command")
         if (self.url is not None and PORT in self.url) != any(PORT in word for word in self.settings.start):
-            raise ValueError(f"server {self.name!r}: {PORT} belongs in both the url and start, or in neither")
+            raise ValueError(f"server {self.name!r}: {PORT} must be in both url and start, or in neither")
         register_secrets(
             self.name, {"args": self.args, "env": self.env, "headers": self.headers, "url": self.url or ""}
         )
@@ -138,26 +138,26 @@ def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
     try:
         text = read_text(path).strip()
     except OSError as error:
-        raise ServerFileError(f"{path} cannot be read: {error}", fix="give the path of an mcpServers file") from error
+        raise ServerFileError(f"{path} cannot be read: {error}", fix="pass the path of an mcpServers file") from error
     except ValueError as error:
-        raise ServerFileError(f"{path} {error}", fix="give the path of an mcpServers file") from error
+        raise ServerFileError(f"{path} {error}", fix="pass the path of an mcpServers file") from error
     try:
         document, end = decode_json(text, _DECODER)
         if end != len(text):
-            raise ValueError(f"something follows the object at character {end}")
+            raise ValueError(f"there is text after the object, at character {end}")
     except OverLimitError as error:
-        raise ServerFileError(f"{path} {error}", fix="give the path of an mcpServers file") from error
+        raise ServerFileError(f"{path} {error}", fix="pass the path of an mcpServers file") from error
     except ValueError as error:
-        raise ServerFileError(f"{path} is not JSON: {error}", fix="correct the file at that place") from error
+        raise ServerFileError(f"{path} is not JSON: {error}", fix="correct the file at this place") from error
     servers = cast("dict[str, Any]", document).get("mcpServers") if isinstance(document, dict) else None
     if not isinstance(servers, dict):
         raise ServerFileError(
-            f"{path} has no object 'mcpServers'",
-            fix='write {"mcpServers": {"NAME": {"command": "…"}}}, as other MCP clients do',
+            f"{path} has no 'mcpServers' object",
+            fix='write {"mcpServers": {"NAME": {"command": "…"}}}, as for other MCP clients',
         )
     for name, entry in cast("dict[str, Any]", servers).items():
         if not isinstance(entry, dict):
-            _reject(path, name, "is not an object", "give it a 'command' or a 'url'")
+            _reject(path, name, "is not an object", "add a 'command' or a 'url'")
     return cast("dict[str, dict[str, Any]]", servers)
 
 
@@ -177,7 +177,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_refuse_duplicates)
 def _is_disabled(path: Path, name: str, entry: Mapping[str, Any]) -> bool:
     disabled = entry.get("disabled", False)
     if not isinstance(disabled, bool):
-        _reject(path, name, f"has 'disabled' {disabled!r}", "write true or false")
+        _reject(path, name, f"has the value {disabled!r} for 'disabled'", "write true or false")
     return disabled
 
 
@@ -198,11 +198,13 @@ def _make_spec(path: Path, name: str, fields: Mapping[str, Any], settings: Serve
     fields = {key: value for key, value in fields.items() if key not in _IGNORED_FIELDS and value is not None}
     if ("command" in fields) == ("url" in fields):
         which = "both 'command' and 'url'" if "url" in fields else "neither 'command' nor 'url'"
-        _reject(path, name, f"has {which}", "give it exactly one of them")
+        _reject(path, name, f"has {which}", "use exactly one of them")
     if "command" in fields:
         entry = _validated(path, name, _StdioEntry, fields)
         if settings.start:
-            _reject(path, name, "has a 'command' and also settings.start", "remove 'start': the command starts it")
+            _reject(
+                path, name, "has a 'command' and also settings.start", "remove 'start': the command starts the server"
+            )
         command = entry.command
         if "/" in command:
             # Do not resolve symlinks: a virtual environment's python is one, and its target lacks the packages.
@@ -212,10 +214,15 @@ def _make_spec(path: Path, name: str, fields: Mapping[str, Any], settings: Serve
         )
     entry = _validated(path, name, _UrlEntry, fields)
     if settings.sandbox is not None:
-        _reject(path, name, "has a 'url' and also settings.sandbox", "start it with 'command', or remove 'sandbox'")
+        _reject(
+            path,
+            name,
+            "has a 'url' and also settings.sandbox",
+            "start the server with 'command', or remove 'sandbox'",
+        )
     _check_url(path, name, entry.url, settings.start)
     if "env" in fields and not settings.start:
-        _reject(path, name, "has 'env' but is not started by mcprl", "remove 'env', or set 'start' for it")
+        _reject(path, name, "has 'env' but is not started by mcprl", "remove 'env', or set 'start'")
     return ServerSpec(name=name, url=entry.url, env=entry.env, headers=entry.headers, settings=settings)
 
 
@@ -235,11 +242,11 @@ def _validated(path: Path, name: str, kind: type[_E], fields: Mapping[str, Any])
 def _check_url(path: Path, name: str, url: str, start: tuple[str, ...]) -> None:
     in_start = any(PORT in word for word in start)
     if PORT in url and not start:
-        _reject(path, name, f"has {PORT} in its url but no 'start'", "set 'start' for it, or write the port")
+        _reject(path, name, f"has {PORT} in its url but no 'start'", "set 'start', or write a port number")
     if PORT in url and not in_start:
         _reject(path, name, f"has {PORT} in its url but not in 'start'", f"pass {PORT} to the start command")
     if in_start and PORT not in url:
-        _reject(path, name, f"has {PORT} in 'start' but not in its url", f"write the url with {PORT}")
+        _reject(path, name, f"has {PORT} in 'start' but not in its url", f"use {PORT} in the url")
     try:
         parts = urlsplit(url.replace(PORT, "1"))
         usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0

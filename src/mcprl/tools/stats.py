@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 FILE_NAME = "tool_stats.json"
 
-# Each latency bucket ends one percent above the previous one.
+# Each latency bucket ends 1% above the previous one.
 _BUCKETS_PER_E = 1 / math.log(1.01)
 # Looking up an enum member takes longer than the rest of `record`.
 _LIVE, _CACHE, _CASSETTE, _MISSING = Source.LIVE, Source.CACHE, Source.CASSETTE, Source.MISSING
@@ -172,7 +172,7 @@ class _Counts:
 
     def add_latency(self, latency_s: float) -> None:
         if not latency_s:
-            return  # refused before it reached the server, so its latency says nothing about the server
+            return  # rejected before it reached the server, so its latency says nothing about the server
         bucket = math.ceil(math.log(latency_s * 1e6) * _BUCKETS_PER_E)
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         if latency_s > self.longest_s:
@@ -251,7 +251,7 @@ def _merged_latency(parts: Sequence[LatencyFigures]) -> LatencyFigures | None:
     if not parts:
         return None
     if not all("buckets" in part for part in parts):
-        raise ValueError("cannot merge latencies without buckets (the file is from an older run)")
+        raise ValueError("cannot merge latencies without buckets, which files of older runs lack")
     return _latency_figures(_summed(part.get("buckets", {}) for part in parts), max(part["max"] for part in parts))
 
 
@@ -276,12 +276,12 @@ def _percentile_ms(ordered: Mapping[int, int], percent: int) -> float:
 
 
 def write_stats(folder: Path, document: StatsDocument) -> None:
-    """Replace the figures in a run's folder atomically."""
+    """Replace the metrics in a run's folder atomically."""
     write_file(folder / FILE_NAME, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
 def calls_in(documents: Iterable[StatsDocument]) -> dict[str, int]:
-    """The calls of each server."""
+    """Return the number of calls of each server."""
     calls: Counter[str] = Counter()
     for document in documents:
         calls.update({name: server["calls"] for name, server in document["servers"].items()})
@@ -299,13 +299,13 @@ def read_stats(folder: Path) -> StatsDocument:
         return _DOCUMENT.validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigFileError(
-            f"{path} cannot be read: {error}", fix="give the folder of a run that has finished a step"
+            f"{path} cannot be read: {error}", fix="pass the folder of a run that has finished a step"
         ) from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigFileError(
-            f"{path} is not a file of tool statistics: {place}: {first['msg']}", fix="give the folder of a run"
+            f"{path} is not a file of tool statistics: {place}: {first['msg']}", fix="pass the folder of a run"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""All tool servers of a run: one catalog, and leases that let episodes call tools."""
+"""The toolbox: all tool servers of a run, one catalog, and leases that let episodes call tools."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mcprl.tools.stats import ServerStats, StatsDocument, stats_document
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-# Starting a server is mostly CPU time for imports, so more concurrent starts would only delay all of them.
+# Starting a server is mostly CPU time for imports, so more concurrent starts would only slow down all of them.
 _STARTS_PER_CORE = 2
 
 
@@ -41,9 +41,9 @@ class Toolbox:
             observation = await lease.call(ToolCall(name="find_person", arguments={"name": "Ana"}))
 
     With a cassette in mode `replay`, no server is started: the cassette lists the tools, and `replayed` holds the
-    settings of its servers. In mode `mixed`, the servers that only the cassette has are replayed, and `specs` started.
-    The toolbox keeps its own rates and budgets unless `limits` is a service that keeps them. `earlier_calls`, those of
-    a run that is resumed, count towards the budgets, by server.
+    settings of its servers. In mode `mixed`, servers that only the cassette has are replayed, and those in `specs` are
+    started. The toolbox keeps its own rates and budgets unless `limits` is a service that keeps them. `earlier_calls`,
+    by server, were made before the run was resumed, and count towards the budgets.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Toolbox:
         if len({spec.name for spec in specs}) != len(specs):
             raise ValueError("two servers have the same name")
         if (cassette is None) != (cassette_mode == "live"):
-            raise ValueError("a cassette and a mode other than live go together")
+            raise ValueError("set both servers.cassette and a mode other than live, or neither")
         self._specs = () if cassette_mode == "replay" else tuple(specs)
         self._log_dir = log_dir
         self._pins = pins
@@ -95,7 +95,7 @@ class Toolbox:
         return started
 
     def world_of(self, tool: str) -> str:
-        """Return where the calls of a tool go: recorded (the cassette) or live (a server)."""
+        """Return what answers the calls of a tool: the cassette (recorded) or a server (live)."""
         assert self._pipeline is not None
         if self._mode in {"replay", "mixed"}:
             return "recorded" if self._mode == "replay" else self._pipeline.world_of(self.catalog[tool])
@@ -237,7 +237,7 @@ class ToolLease:
         return await self._pipeline.run(call, offered=offered, servers=self._servers, instead=instead)
 
     async def probe(self, call: ToolCall) -> Observation:
-        """Run one call of the environment that inspects the state of the world."""
+        """Run one call of the environment, which inspects the state of a server."""
         return await self._pipeline.run(call, offered=self._probed, servers=self._servers)
 
 
@@ -277,7 +277,7 @@ async def open_toolbox(
 
 
 def _check_replayed(config: ServersConfig, cassette: Cassette) -> None:
-    """Check the server names in the settings against the cassette: strict replay has no mcpServers file."""
+    """Check that the cassette has the servers named in the settings, because strict replay has no mcpServers file."""
     if config.cassette_mode != "replay":
         return
     known = cassette.tools()
@@ -286,7 +286,7 @@ def _check_replayed(config: ServersConfig, cassette: Cassette) -> None:
             raise ServerFileError(
                 f"servers.settings has an entry for {name!r}, but {config.cassette} has no such "
                 f"server{did_you_mean(name, known)}",
-                fix="correct the name, or record that server",
+                fix="correct the name, or record this server",
             )
 
 
@@ -314,7 +314,7 @@ async def _compile(tools: Sequence[Tool], routes: Mapping[str, Route]) -> dict[s
     for tool in tools:
         for what in checks[tool.name].unenforced:
             _logger.warning(
-                "server %r: %s of tool %r is not enforced by mcprl, since it cannot be checked in linear time",
+                "server %r: %s of tool %r is not enforced by mcprl, because checking it takes more than linear time",
                 tool.server,
                 shortened(what),
                 tool.name,
@@ -329,7 +329,7 @@ async def _compile_server(server: str, tools: Sequence[Tool], settings: ServerSe
     except TimeoutError:
         raise ServerStartError(
             f"the schemas of server {server!r} were not read within {settings.start_deadline_s:g} s",
-            fix=f"leave tools out with servers.settings.{server}.deny, or raise its start_deadline_s",
+            fix=f"exclude tools with servers.settings.{server}.deny, or raise the server's start_deadline_s",
         ) from None
 
 

@@ -1,8 +1,8 @@
-"""How reports reach a tracker: a bounded queue, a thread that empties it, a process with the library, and deadlines.
+"""Sends reports to a tracker: a bounded queue, a thread that empties it, a process with the library, and deadlines.
 
-The run only puts a function into the queue, which takes almost no time and cannot fail. The thread calls it to make the
-report, redacts secrets and writes the report to a pipe. If the process does not read, the thread blocks and the queue
-fills up.
+The run only puts a function into the queue, which takes almost no time and cannot fail. The thread calls the function
+to make the report, redacts secrets and writes the report to a pipe. If the process does not read, the thread blocks and
+the queue fills up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mcprl.training.shutdown import SHUTDOWN_S
 from mcprl.verdicts import Verdict
 
 FLUSH_S = 60.0
-"""Seconds after the end of the run for sending the rest. Only a tracker that is down or slow uses all of them."""
+"""Seconds for sending the remaining reports after the run has ended. Only a slow or dead tracker needs them all."""
 
 _CAPACITY = 512
 _START_S = 90.0
@@ -48,7 +48,7 @@ _MAX_SENTENCES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of a delivery: everything, a part, or nothing was delivered. `said` holds the messages about problems.
+    """The result of a delivery: everything, a part, or nothing was delivered. `said` has the messages about problems.
 
     Outcome(state="delivered", reports=85, dropped=0, said=())
     """
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class Delivery:
-    """The run's end of one tracker. If the tracker does not work, `tell` is called once with a message.
+    """Delivers reports to one tracker. If the tracker does not work, `tell` is called once with a message.
 
     `ready` is set when the library has been loaded and has accepted the run.
     """
@@ -92,7 +92,7 @@ class Delivery:
         assert child.stdout is not None
         self._child, self._words = child, child.stdout.fileno()
         self.put(lambda: started)
-        # The thread has its own descriptor of the pipe, so that nobody closes it during a write.
+        # The thread has its own descriptor of the pipe, so that nobody can close it during a write.
         pipe = os.dup(child.stdin.fileno())
         child.stdin.close()
         threading.Thread(target=self._write, args=(pipe,), name=f"tracker-{self.kind}", daemon=True).start()
@@ -100,7 +100,7 @@ class Delivery:
         os.set_blocking(self._words, False)
         loop.add_reader(self._words, self._read)
         self._watch = asyncio.create_task(self._note_end(child))
-        self._start_timer = loop.call_later(_START_S, self._fail, f"it was not ready after {_START_S:g} s")
+        self._start_timer = loop.call_later(_START_S, self._fail, f"it was not ready within {_START_S:g} s")
 
     def put(self, make: Callable[[], Report]) -> None:
         """Queue `make`, which the thread calls to get the report. If the queue is full, count the report as dropped."""
@@ -114,16 +114,16 @@ class Delivery:
             self._dropped += 1
 
     def put_last(self, make: Callable[[], Report] | None) -> None:
-        """Like `put`, but if the queue is full, drop an earlier report instead. None ends the queue."""
+        """Like `put`, but drop an earlier report if the queue is full. None marks the end of the queue."""
         self._reports += make is not None
         if self._queue.full():
-            with contextlib.suppress(queue.Empty):  # the thread was faster
+            with contextlib.suppress(queue.Empty):  # the thread has emptied the queue in the meantime
                 self._queue.get_nowait()
                 self._dropped += 1
         self._queue.put_nowait(make)
 
     async def close(self, flush_s: float) -> Outcome:
-        """Let the process send the rest for at most `flush_s`, then kill it."""
+        """Give the process at most `flush_s` seconds to send the remaining reports, then kill it."""
         if self._child is None:
             return Outcome(state="failed", reports=self._reports, dropped=self._dropped, said=tuple(self._said))
         self.put_last(None)
@@ -138,7 +138,8 @@ class Delivery:
         self._dropped += self._unsendable
         if self._dropped and not self._failed:
             self._say(
-                f"missed {self._dropped} of {self._reports} reports: it was too slow, or they are nested too deeply"
+                f"missed {self._dropped} of {self._reports} reports: it was too slow, or the reports are nested too "
+                "deeply"
             )
         whole = self._delivered and not self._dropped and not self._said
         state = "failed" if self._failed else "delivered" if whole else "incomplete"
@@ -164,7 +165,7 @@ class Delivery:
                     output.write(self._pickled(make))
                     output.flush()
         except BrokenPipeError:
-            return  # `_note_end` reports it
+            return  # `_note_end` reports this
 
     def _pickled(self, make: Callable[[], Report]) -> bytes:
         try:
@@ -202,7 +203,7 @@ class Delivery:
         code = await child.wait()
         self._read()
         if not self._delivered and not self._failed:
-            self._fail(f"its process ended with {code}, see {child.log}")
+            self._fail(f"its process ended with {code}; see {child.log}")
 
     def _fail(self, why: str) -> None:
         self._failed = True
@@ -215,13 +216,13 @@ class Delivery:
             return
         self._said.append(sentence)
         if len(self._said) == 1:
-            self._tell(f"tracking: {sentence}; the run continues, and its folder has everything")
+            self._tell(f"tracking: {sentence}; the run continues and records everything in its folder")
 
 
 _NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "opentelemetry": "OpenTelemetry"} | {
     "tracker": "your tracker"
 }
-_REMEDY = {"wandb": "; `wandb sync` sends the rest from the run's wandb folder"}
+_REMEDY = {"wandb": "; to send the rest, run `wandb sync` on the run's wandb folder"}
 
 
 # Tracker → the module that it needs, from the extra of the same name.
@@ -293,7 +294,7 @@ class Trackers:
         self._put(partial(step_report, step, metrics, verdicts))
 
     def run_ended(self, summary: Mapping[str, Any]) -> None:
-        """Report that the run is complete, and so is its folder. FLUSH_S starts now."""
+        """Report that the run and its folder are complete. From now on, FLUSH_S is the time left for sending."""
         self._ended_at = time.monotonic()
         for delivery in self._deliveries:
             delivery.put_last(partial(run_ended, summary))
@@ -331,7 +332,9 @@ def require_trackers(tracking: TrackingConfig) -> None:
     """Raise MissingExtraError if the library of a configured tracker is not installed."""
     for kind in tracking.named:
         if not _is_installed(_MODULES[kind]):
-            raise MissingExtraError(f"tracking.{kind} is on, which needs a library", fix=f"install mcprl[{kind}]")
+            raise MissingExtraError(
+                f"tracking.{kind} is on, but its library is not installed", fix=(f"install mcprl[{kind}]")
+            )
 
 
 def _is_installed(module: str) -> bool:

@@ -1,4 +1,4 @@
-"""The process of one tracker: reads reports from stdin until the end of the input, and passes them to its library.
+"""The process of one tracker: reads reports from stdin until its end, and passes them to the tracker's library.
 
     python -m mcprl.tracking.process wandb
 
@@ -27,9 +27,9 @@ from mcprl.tracking.weave import WeaveTracker
 
 
 class Tracker(Protocol):
-    """Reports a run to one library. It runs in a separate process, so it may block.
+    """Reports a run to one library. It runs in a separate process, so its methods may block.
 
-    An exception ends the process. Its message is shown to the user who watches the run.
+    An exception ends the process. Its message is shown to the user of the run.
     """
 
     def episode_finished(self, episode: EpisodeReport) -> None: ...
@@ -43,7 +43,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Send the rest. Nothing is reported after this."""
+        """Send all remaining data. Nothing is reported after this."""
         ...
 
 

@@ -18,8 +18,10 @@ from mcprl.verdicts import Severity, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted:
-    """RunStarted(name="hello-cpu", folder=Path("outputs/hello-cpu"), model="HuggingFaceTB/SmolLM2-135M",
-    tasks=Path("recipes/hello/tasks.jsonl"), tracking=TrackingConfig(…), config={"seed": 7, …}).
+    """The first report of a run.
+
+    RunStarted(name="hello-cpu", folder=Path("outputs/hello-cpu"), model="HuggingFaceTB/SmolLM2-135M",
+               tasks=Path("recipes/hello/tasks.jsonl"), tracking=TrackingConfig(…), config={"seed": 7, …})
     """
 
     name: str
@@ -148,7 +150,7 @@ def run_started(config: RunConfig, folder: Path) -> RunStarted:
 
 
 def episode_report(trajectory: Trajectory, ended_at: float) -> EpisodeReport:
-    """Convert a trajectory to a report without secrets. Tool results are already redacted; here all texts are."""
+    """Convert a trajectory to a report without secrets. Tool results are already redacted; this redacts the rest."""
     turns = [
         TurnReport(
             text=_text(turn.text),
@@ -177,7 +179,7 @@ def episode_report(trajectory: Trajectory, ended_at: float) -> EpisodeReport:
 
 
 def step_report(step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> StepReport:
-    """Make the report of a step. Verdicts that are ok are left out."""
+    """Return the report of a step. Verdicts that are ok are left out."""
     told = tuple(
         Verdict(severity=verdict.severity, what=_text(verdict.what), fix=_text(verdict.fix), name=verdict.name)
         for verdict in verdicts
@@ -198,7 +200,9 @@ def _calls(calls: Sequence[ToolCall], observations: Sequence[Observation]) -> tu
 def _report_of_call(call: ToolCall, seen: Observation | None) -> CallReport:
     name = _text(call.name)
     if seen is None:
-        return CallReport(tool=name, arguments=_json(call.arguments), problem="the episode ended before its answer")
+        return CallReport(
+            tool=name, arguments=_json(call.arguments), problem=("the episode ended before the call was answered")
+        )
     cause = seen.source if seen.fault is None else seen.fault
     return CallReport(
         tool=name,
@@ -229,7 +233,7 @@ class Period(NamedTuple):
 
 
 class TurnTimes(NamedTuple):
-    """The period of a turn, from its first token to the answer of its last call, and of each of its calls."""
+    """The period of a turn, from its first token to the answer of its last call, and the periods of its calls."""
 
     whole: Period
     calls: tuple[Period, ...]
@@ -312,7 +316,7 @@ class WandbLog:
                 file.seek(self._offset)
                 whole, newline, _torn = file.read().rpartition(b"\n")
         except FileNotFoundError:
-            return [f"its log {self._path.name} is missing, so lost data is unknown"]
+            return [f"its log {self._path.name} is missing, so it is unknown whether data was lost"]
         self._offset += len(whole) + len(newline)
         return [text for line in whole.split(b"\n") if (text := _loss(line))]
 

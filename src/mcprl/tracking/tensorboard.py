@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TensorboardTracker:
-    """Writes event files. A resumed run adds new files, and TensorBoard joins them."""
+    """Writes event files. A resumed run adds new files, and TensorBoard shows them as one run."""
 
     def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -65,7 +65,7 @@ async def train(run: Run) -> Summary:
 
 
 class UpdateGivenUp(RunStopped):
-    """The time to stop was too short for the update. The learner may be ahead of the run's last finished step."""
+    """The learner could not finish its update in the time to stop. It may be ahead of the run's last finished step."""
 
 
 # The shares of the time to stop that running episodes and a running update may take.
@@ -74,7 +74,7 @@ _KL_HORIZON = 10  # in this many updates the KL coefficient changes by at most a
 
 
 class StepClock(Timeline):
-    """The timeline of a run, and a timer for the seconds from one step to the next."""
+    """The timeline of a run, and a timer for the time between steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class StepClock(Timeline):
 class Run:
     """An open training run: its components, and the operations that a step consists of.
 
-    A run of supervised fine-tuning has `examples`. It plays episodes in validations only.
+    A run of supervised fine-tuning has `examples`. It runs episodes only for validations.
 
     Four fields change. `step` is the number of finished steps, `saved_step` the number in the newest checkpoint.
     `weights` are the newest weights. `kl_coefficient` is adjusted after each update if `algorithm.kl.target` is set.
@@ -160,7 +160,7 @@ class Run:
         return self.examples is not None and self._saves_after(step)
 
     async def validate(self, collected: CollectedStep, step: int) -> CollectedStep:
-        """Add a validation to a step of supervised fine-tuning, if one is due: its loss and its episodes."""
+        """Add a validation to a step of supervised fine-tuning if one is due: its loss and its episodes."""
         if self.examples is None or not self._validates_after(step):
             return collected
         if held_out := self.examples.validation:
@@ -186,7 +186,7 @@ class Run:
         if isinstance(checkpoint, Damaged):
             raise NoCheckpointError(
                 f"the checkpoint of step {best}, which had the lowest validation loss, is damaged: {checkpoint.why}",
-                fix=f"resume from an earlier one, with --from STEP; step {self.step} is the last",
+                fix=f"resume from an earlier checkpoint with --from STEP; the last step is {self.step}",
             )
         self.weights = await self.learner.load_state(checkpoint.path)
 
@@ -211,7 +211,7 @@ class Run:
             **await resource_metrics(),
         }
         self.health.note_losses(played)
-        # The episodes of a validation taught nothing, so most rules about episodes do not apply to them.
+        # Episodes of a validation are not learned from, so most rules about episodes do not apply.
         verdicts = self.health.judge(metrics if self.examples is None else update.metrics, update.skipped)
         record = StepRecord(
             played=played, batch=batch, ratios=update.ratios, spans=spans, metrics=metrics, verdicts=verdicts
@@ -248,7 +248,7 @@ class Run:
             await asyncio.to_thread(self.checkpoints.retain, kept, also=also)
 
     async def leave(self, *, update_given_up: bool) -> str:
-        """After a request to stop, let episodes finish for a while, then save. Returns a sentence on what was saved."""
+        """After a request to stop, let episodes finish for a while, then save. Return a sentence on what was saved."""
         self.watcher.stage("stopping: letting episodes finish, saving")
         try:
             await self.shutdown.unless_stopped(self.collector.drain(), share=_EPISODES_SHARE)
@@ -259,8 +259,8 @@ class Run:
         journaled = sum(len(self.journal.finished(step)) for step in self.journal.steps if step >= self.saved_step)
         return (
             f"stopped by {self.shutdown.cause} after step {self.step} of {self.config.training.steps}; "
-            f"the checkpoint of step {self.saved_step} and {journaled} finished episodes after it are saved"
-            + (", the interrupted update will be repeated" if update_given_up else "")
+            f"the checkpoint of step {self.saved_step} and {journaled} episodes finished after it are saved"
+            + ("; the interrupted update will be repeated" if update_given_up else "")
         )
 
     async def _unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:

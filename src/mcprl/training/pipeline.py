@@ -26,7 +26,7 @@ from mcprl.tasks import Deal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedStep:
-    """The groups of a step. Example: of tasks a, b and c, b had no variance, so d was played instead.
+    """The groups of a step. Example: of tasks a, b and c, b had no variance, so d replaced it.
 
     CollectedStep(groups=(a, c, d), dropped=(b,), all_groups=(a, b, c, d), refill_rounds=1, refilled=1,
                   collect_s=41.2, wait_s=3.5)     # mostly collected during an update
@@ -39,9 +39,9 @@ class CollectedStep:
     refilled: int = 0  # groups in the batch that replace dropped ones
     demonstrations: tuple[Trajectory, ...] = ()
     demonstration_weight: float = 0.0
-    validation_loss: float | None = None  # of supervised fine-tuning
+    validation_loss: float | None = None  # used by supervised fine-tuning
     collect_s: float = 0.0
-    wait_s: float = 0.0  # between `Pipeline.take` and its result
+    wait_s: float = 0.0  # between the call of `Pipeline.take` and its result
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -50,7 +50,7 @@ class CollectedStep:
 
     @property
     def metrics(self) -> dict[str, float]:
-        if not self.groups:  # supervised fine-tuning
+        if not self.groups:  # for supervised fine-tuning
             return {} if self.validation_loss is None else {"validation_loss": self.validation_loss}
         return {
             "groups_dropped": float(len(self.dropped)),
@@ -99,7 +99,7 @@ def _with_variance(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 class Pipeline:
-    """Opens steps for collection in order, and returns them in order."""
+    """Starts and returns steps in order, and collects several of them at a time."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Pipeline:
 
     @property
     def open_deals(self) -> Mapping[int, Deal]:
-        """The deals of the steps that are open and not yet taken."""
+        """Return the deals of the steps that are open and not yet taken."""
         return dict(self._deals)
 
     async def take(self, step: int) -> CollectedStep:
@@ -139,7 +139,7 @@ class Pipeline:
                 self._open[coming] = asyncio.create_task(self._timed(coming))
 
     async def close(self) -> None:
-        """Cancel the open steps. Finished episodes are in the journal."""
+        """Cancel the open steps. Finished episodes remain in the journal."""
         for task in self._open.values():
             task.cancel()
         await asyncio.gather(*self._open.values(), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Opens a run from its configuration: cheap checks first, then servers, then the model."""
+"""Opens a run from its configuration. Cheap checks come first, then the servers, then the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def open_run(
     resume_point: ResumePoint | None = None,
     shutdown: Shutdown | None = None,
 ) -> AsyncGenerator[Run]:
-    """Open a run in its own folder, with everything started and checked. Everything stops with the context.
+    """Open a run in its folder, with everything started and checked. On exit, everything is stopped.
 
     With `resume_point`, the run in `folder` resumes from that point. Without `shutdown`, the run cannot be asked to
     stop.
@@ -55,11 +55,11 @@ async def open_run(
         earlier = (read_stats(folder.path),) if has_stats(folder.path) else ()
         opening = open_stage(config, (*tasks, *held_out), watcher, logs=folder.logs, earlier_calls=calls_in(earlier))
         stage = await stack.enter_async_context(opening)
-        conditions = await asyncio.to_thread(Conditions.of, config, (*tasks, *held_out), stage.toolbox.catalog)
+        conditions = await asyncio.to_thread(Conditions.of, config, tasks + held_out, stage.toolbox.catalog, stage.code)
         if resume_point is None:
             conditions.write(folder.conditions)
         elif changed := compare_conditions(folder, resume_point, conditions):
-            watcher.stage(f"playing the finished episodes again, because of changes in {', '.join(changed)}")
+            watcher.stage(f"rerunning the finished episodes, because of changes in {', '.join(changed)}")
             resume_point = replace(resume_point, journal_fits=False)
         examples = await open_examples(config, folder.examples, stage, tasks, held_out, watcher) if config.sft else None
         watcher.stage("loading the learner")
@@ -67,7 +67,7 @@ async def open_run(
             open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
         )
         deals = _open_deals(resume_point, tasks)
-        collector, clock = Collector(stage.runner, config.episodes, journal), StepClock()
+        collector, clock = stage.collector(config, journal), StepClock()
         run = Run(
             config=config,
             conditions=conditions,
@@ -98,7 +98,7 @@ async def open_run(
 
 
 def _open_deals(resume_point: ResumePoint | None, tasks: Sequence[Task]) -> Mapping[int, Deal]:
-    """The deals of steps that were being collected, if their episodes can still be used."""
+    """Return the deals of steps that were being collected, if their episodes can still be used."""
     if resume_point is None or resume_point.state is None or not resume_point.journal_fits:
         return {}
     return deals_of(resume_point.state.open_deals, tasks)
@@ -139,7 +139,7 @@ def _make_pipeline(
 
 
 async def _forecast(run: Run) -> str:
-    """Say how much disk space the checkpoints will need. Raises NoRoomError if there is not enough."""
+    """Describe the disk space that the checkpoints will need. Raises NoRoomError if there is too little."""
     there = sum(checkpoint.bytes for checkpoint in run.checkpoints.all())  # if the run is resumed
     free = shutil.disk_usage(run.folder.path).free + there
     kept = run.config.training.keep_checkpoints + Health.most_kept(run.config)
@@ -147,10 +147,10 @@ async def _forecast(run: Run) -> str:
 
 
 async def _restore(run: Run, resume_point: ResumePoint) -> None:
-    """Put the run into the state of its checkpoint."""
+    """Set the run to the state of its checkpoint."""
     records = run.folder.cut_to(resume_point.step)
     if lost := sum(not metrics for metrics, _ in records):
-        run.watcher.stage(f"metrics.jsonl has no line for {lost} of {len(records)} steps; the summary leaves them out")
+        run.watcher.stage(f"metrics.jsonl has no line for {lost} of {len(records)} steps; the summary omits them")
     for metrics, verdicts in records:
         run.summary.add(metrics, verdicts)
     run.step = run.saved_step = resume_point.step

@@ -1,14 +1,15 @@
-"""Supervised fine-tuning: what is imitated, in which batches, and when it stops.
+"""Supervised fine-tuning: reads the conversations to imitate, divides them into batches, and stops early.
 
-Everything that is imitated is a trajectory in the policy's own tokens. It comes from four kinds of sources:
+Every conversation becomes a trajectory in tokens of the policy. It comes from one of four kinds of sources:
 
-    solutions         of the tasks, played as episodes on the run's servers
-    demonstrations    recorded chats of tasks, {"task": …, "messages": […]}, played again in the same way
+    solutions         of the tasks, run as episodes on the run's servers
+    demonstrations    recorded chats of tasks, {"task": …, "messages": […]}, whose calls are made again
     runs              episodes of earlier runs, with the tokens that were sampled
-    chats             {"messages": […], "tools": […]}, rendered as they are; nothing checks them
+    chats             {"messages": […], "tools": […]}, rendered unchecked
 
-Of the first three, only what passed the checks of its task is used. What is not used is listed with the reason. The
-conversations are in the run's folder, so a resumed run has the same ones, even if the servers would answer differently.
+From the first three, only episodes that passed the checks of their task are used. All others are listed with the
+reason. The conversations are stored in the run's folder, so a resumed run has the same ones, even if the servers would
+answer differently.
 """
 
 from __future__ import annotations
@@ -38,20 +39,18 @@ from mcprl.runs.trajectories import read_trajectories, write_trajectories
 from mcprl.seeds import derive_seed
 from mcprl.tasks.files import Row, read_rows
 
-__all__ = ["Examples", "best_step", "has_stopped_improving", "mean_loss", "open_examples"]
-
 PATIENCE: Final = 3
 """A run stops early after this many validations without a better loss."""
-_MOST_TASKS: Final = 32  # per validation
+_MOST_TASKS: Final = 32  # number of episodes per validation
 _SHOWN: Final = 3
 
 Found = Trajectory | str
-"""A trajectory, or the reason why it is left out."""
+"""A trajectory, or the reason why it was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """The conversations to imitate, those held out for the validation loss, and the tasks that a validation plays."""
+    """The conversations to imitate, those held out for the validation loss, and the validation tasks."""
 
     train: tuple[Trajectory, ...]
     validation: tuple[Trajectory, ...]
@@ -60,7 +59,7 @@ class Examples:
     seed: int
 
     def batch(self, step: int) -> tuple[Trajectory, ...]:
-        """Return the conversations of a step. Each pass over them has a new order, which the seed determines."""
+        """Return the conversations of a step. Each pass over all of them has a new order, which depends on the seed."""
         count = len(self.train)
         size = min(self.batch_size, count)
         places = range(step * size, (step + 1) * size)
@@ -97,16 +96,16 @@ def mean_loss(trajectories: Sequence[Trajectory], logprobs: Columns, config: Run
 async def open_examples(
     config: RunConfig, folder: Path, stage: Stage, tasks: Sequence[Task], held_out: Sequence[Task], watcher: Watcher
 ) -> Examples:
-    """Return the run's conversations: those in `folder`, or, if the run is new, those of its sources.
+    """Return the run's conversations: from `folder`, or, if the run is new, from its sources.
 
     `held_out` are the validation tasks. Raises BadValueError if no conversation is left to imitate.
     """
     sft = config.sft
     assert sft is not None
-    files = {side: folder / f"{side}.parquet" for side in ("validation", "train")}  # the last one is written last
+    files = {side: folder / f"{side}.parquet" for side in ("validation", "train")}  # this file is written last
     if not files["train"].exists():
         await asyncio.to_thread(folder.mkdir, exist_ok=True)
-        watcher.stage("collecting what to imitate")
+        watcher.stage("collecting conversations to imitate")
         found = await _Sources(config, stage, [*tasks, *held_out], watcher).collect(sft.data, folder / "left_out.jsonl")
         for side, examples in _split(found, {task.id for task in held_out}, sft.validation, config.seed).items():
             await asyncio.to_thread(write_trajectories, files[side], examples)
@@ -114,14 +113,14 @@ async def open_examples(
     chosen = sorted(held_out, key=lambda task: derive_seed(config.seed, "sft", "task", task.id))[:_MOST_TASKS]
     tokens = sum(sum(t.sampled) for t in read["train"])
     watcher.stage(
-        f"imitating {len(read['train'])} conversations ({tokens:,} tokens of the assistant); validation: "
+        f"imitating {len(read['train'])} conversations ({tokens:,} assistant tokens); validation: "
         f"{len(read['validation'])} conversations, {len(chosen)} tasks"
     )
     return Examples(tasks=tuple(chosen), batch_size=sft.batch_size, seed=config.seed, **read)
 
 
 def _split(found: Sequence[Trajectory], held_out: set[str], share: float, seed: int) -> dict[str, list[Trajectory]]:
-    """Divide trajectories by their tasks: no task is on both sides."""
+    """Split trajectories into training and validation. All trajectories of a task are on the same side."""
     free = {t.task_id for t in found} - held_out
     count = max(1, round(share * len(free))) if share and len(free) > 1 else 0
     drawn = sorted(free, key=lambda name: derive_seed(seed, "sft", "validation", name))[:count]
@@ -132,15 +131,15 @@ def _split(found: Sequence[Trajectory], held_out: set[str], share: float, seed: 
     }
     if not split["train"]:
         raise BadValueError(
-            f"sft.data has nothing to imitate: {len(found)} conversations are usable"
+            f"sft.data has no conversations to imitate: {len(found)} are usable"
             + (", and all of them are held out" if found else ""),
-            fix="look into sft/left_out.jsonl in the folder of the run, or add sources to sft.data",
+            fix="see sft/left_out.jsonl in the run's folder for the reasons, or add sources to sft.data",
         )
     return split
 
 
 class _Sources:
-    """Reads the sources of a run, one after the other."""
+    """Reads the sources of a run one by one."""
 
     def __init__(self, config: RunConfig, stage: Stage, tasks: Sequence[Task], watcher: Watcher) -> None:
         assert stage.demonstrator is not None
@@ -151,7 +150,7 @@ class _Sources:
         self._watcher = watcher
 
     async def collect(self, sources: Sequence[str], left_out: Path) -> list[Trajectory]:
-        """Return what is usable, each token sequence once. Writes what is left out to a file."""
+        """Return the usable trajectories, without duplicates. Write the others to a file, with the reason."""
         usable: dict[tuple[int, ...], Trajectory] = {}
         refused: list[dict[str, str]] = []
         for source in sources:
@@ -161,9 +160,9 @@ class _Sources:
             for trajectory in found:
                 if not isinstance(trajectory, str):
                     usable.setdefault(trajectory.token_ids, trajectory)
-            self._watcher.stage(f"{source}: {len(found) - len(reasons)} usable, {len(reasons)} left out")
+            self._watcher.stage(f"{source}: {len(found) - len(reasons)} usable, {len(reasons)} omitted")
             for reason in reasons[:_SHOWN]:
-                self._watcher.stage(f"left out: {reason}")
+                self._watcher.stage(f"omitted: {reason}")
         write_file(left_out, "".join(json.dumps(entry) + "\n" for entry in refused).encode())
         return list(usable.values())
 
@@ -199,7 +198,7 @@ class _Sources:
         except ConfigurationError as error:
             raise BadValueError(f"{row.place}: {error.what}", fix=error.fix) from error
         if not isinstance(task_id, str) or task_id not in self._tasks:
-            raise BadValueError(f"{row.place}: there is no task {task_id!r}", fix="add it to tasks.train")
+            raise BadValueError(f"{row.place}: there is no task {task_id!r}", fix="add the task to tasks.train")
         script = [(exchange.text, exchange.calls) for exchange in recorded.exchanges]
         return await self._demonstrator.demonstrate(self._tasks[task_id], script, f"{row.place}, of task {task_id},")
 
@@ -232,16 +231,18 @@ async def _all_found(played: Iterable[Awaitable[Trajectory]]) -> list[Found]:
 
 
 def _objects(value: object) -> list[Mapping[str, Any]] | None:
-    """Return a list of objects; None if the value is not one."""
+    """Return a value as a list of objects, or None if it is something else."""
     if isinstance(value, list) and all(isinstance(item, Mapping) for item in cast("list[object]", value)):
         return cast("list[Mapping[str, Any]]", value)
     return None
 
 
 def _require_same_tokens(folder: Path, config: RunConfig) -> None:
-    """Raise unless a run rendered its episodes as this one does: same tokenizer, same format."""
+    """Raise unless a run rendered its episodes as this run does: same tokenizer, same format."""
     if not (folder / "config.yaml").is_file():
-        raise NoRunError(f"{folder}, in sft.data, is not a run: it has no config.yaml", fix="give the folder of a run")
+        raise NoRunError(
+            f"{folder} in sft.data is not the folder of a run: it has no config.yaml", fix=("use the folder of a run")
+        )
     other, own = load_recipe(folder / "config.yaml").model, config.model
     tokenizers = [Path(model.path) / "tokenizer.json" for model in (other, own)]
     same = other.path == own.path or (
@@ -249,6 +250,7 @@ def _require_same_tokens(folder: Path, config: RunConfig) -> None:
     )
     if not same or (other.renderer, other.thinking) != (own.renderer, own.thinking):
         raise BadValueError(
-            f"the episodes of {folder} are in other tokens: model.path, model.renderer or model.thinking differ",
-            fix="use runs of the same model, or of one with the same tokenizer and renderer",
+            f"the episodes of {folder} have different tokens, because model.path, model.renderer or model.thinking "
+            "differ",
+            fix="use runs of the same model, or of a model with the same tokenizer and renderer",
         )

@@ -1,4 +1,4 @@
-"""How a run stops early: SIGTERM, SIGHUP or Ctrl-C, a bounded time to save itself, a distinct exit code.
+"""Stopping a run early on SIGTERM, SIGHUP or Ctrl-C, with limited time to save and a distinct exit code.
 
 The first signal asks the run to stop. It then has SHUTDOWN_S seconds to save what it can. The last checkpoint and all
 finished episodes are already on disk. When the time is over, or at the second signal, the process exits immediately.
@@ -24,17 +24,17 @@ EXIT_STOPPED = 75
 """The exit code of a run that was asked to stop and can be resumed."""
 
 SHUTDOWN_S = 10.0
-"""The time that the run has to save and exit after SIGTERM or Ctrl-C."""
+"""The time in seconds that the run has to save and exit after SIGTERM or Ctrl-C."""
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = "\x1b[?25h"
-# The share of the time after which the process exits, because exiting takes a moment too.
+# The process exits after this share of the time, because exiting takes a moment too.
 _LAST_MOMENT = 0.95
 
 
 class Shutdown:
-    """Knows whether the run was asked to stop, and how much time is left."""
+    """Whether the run was asked to stop, and how much time is left."""
 
     def __init__(self, deadline_s: float = SHUTDOWN_S, on_request: Callable[[str], None] | None = None) -> None:
         self.cause = ""
@@ -90,28 +90,28 @@ class Shutdown:
 
     @contextmanager
     def on_signals(self) -> Generator[None]:
-        """Inside, SIGTERM, SIGINT and SIGHUP request a stop; a second one, or the end of the time, ends the process."""
+        """In this context, SIGTERM, SIGINT and SIGHUP request a stop. A second signal or a timeout ends the process."""
         loop, self._work = asyncio.get_running_loop(), asyncio.current_task()
         timer: threading.Timer | None = None
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             nonlocal timer
             if timer is not None:
-                _end_now(128 + number, "a second signal: ended at once")
-            why = f"the {self._deadline_s:g} s allowed for stopping are over: ended at once"
+                _end_now(128 + number, "ended immediately because of a second signal")
+            why = f"ended immediately, because stopping took more than {self._deadline_s:g} s"
             timer = threading.Timer(_LAST_MOMENT * self._deadline_s, _end_now, (EXIT_STOPPED, why))
             timer.daemon = True
             timer.start()
             loop.call_soon_threadsafe(self.request, signal.Signals(number).name)
 
-        # Under nohup, SIGHUP is ignored and stays so. A background job ignores SIGINT, but `kill -INT` must stop it.
+        # Under nohup, SIGHUP stays ignored. A background job ignores SIGINT too, but `kill -INT` must stop it.
         is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         numbers = [number for number in _SIGNALS if number != signal.SIGHUP or not is_ignored]
         before = {number: signal.signal(number, on_signal) for number in numbers}
         try:
             yield
         finally:
-            # The timer keeps running, because closing the rest, such as servers that hang, counts as part of its time.
+            # The timer keeps running: the time limit includes closing everything else, such as servers that hang.
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -120,5 +120,5 @@ def _end_now(code: int, why: str) -> None:
     """Exit without waiting for threads, because one of them may be in the middle of an update."""
     if sys.stdout.isatty():
         os.write(sys.stdout.fileno(), _SHOW_CURSOR.encode())
-    os.write(2, f"mcprl: {why}; everything saved before is kept, continue with `mcprl resume`\n".encode())
+    os.write(2, f"mcprl: {why}; everything saved before is intact, so continue with `mcprl resume`\n".encode())
     os._exit(code)

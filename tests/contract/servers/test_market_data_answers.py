@@ -168,9 +168,9 @@ async def test_half_a_search_is_never_taken_for_the_whole(live, upstream, path):
 @pytest.mark.parametrize(
     ("status", "told"),
     [
-        (401, "refused the key, or the key does not include this data (HTTP 401: "),
-        (402, "refused the key, or the key does not include this data (HTTP 402: "),
-        (403, "refused the key, or the key does not include this data (HTTP 403: "),
+        (401, "rejected the key, or the key does not give access to this data (HTTP 401: "),
+        (402, "rejected the key, or the key does not give access to this data (HTTP 402: "),
+        (403, "rejected the key, or the key does not give access to this data (HTTP 403: "),
         (404, "does not have /quote (HTTP 404: "),
     ],
 )
@@ -212,7 +212,7 @@ async def test_a_part_of_a_series_is_never_taken_for_the_whole(live):
         ({"status": "NOT_AUTHORIZED", "message": "Upgrade your plan"}, "NOT_AUTHORIZED: Upgrade", None),
         ({"status": "STRANGE"}, "status STRANGE", None),
         ({"status": "OK", "results": [{"t": 1e300, "o": 1, "h": 1, "l": 1, "c": 1, "v": 1}]}, "results[0].t", None),
-        (Status(403, {"status": "NOT_AUTHORIZED"}), "refused the key", None),
+        (Status(403, {"status": "NOT_AUTHORIZED"}), "rejected the key", None),
     ],
 )
 async def test_an_error_inside_a_success_is_infrastructure(live, upstream, answer, told, wait_s):

@@ -117,7 +117,7 @@ def test_a_task_of_another_world_is_refused(play, recipe):
     result = play("--recipe", str(recipe), typed=["quit"])
     assert result.returncode == 2
     assert "E-TASK-002" in result.stderr
-    assert "serves no offline world" in result.stderr
+    assert "provides no offline world" in result.stderr
 
 
 def test_an_unknown_task_is_refused_with_the_nearest_one(play):

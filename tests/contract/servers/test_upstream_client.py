@@ -19,11 +19,11 @@ KEY = "q7Rk2Vx9Tz4Lm8Wn3Bc6Yd1Hs5"
 PATIENT_S = 60.0  # long enough for whatever is answered, on a machine that is busy with other things
 NEVER_ANSWERED = {Trouble.SILENT, Trouble.DRIPPING}
 TOLD = {
-    Trouble.KEY_REFUSED: "refused the key",
-    Trouble.FORBIDDEN: "refused the key",
-    Trouble.BUSY: "called too often",
-    Trouble.BUSY_UNTIL: "called too often",
-    Trouble.BUSY_UNSAID: "called too often",
+    Trouble.KEY_REFUSED: "rejected the key",
+    Trouble.FORBIDDEN: "rejected the key",
+    Trouble.BUSY: "received too many calls",
+    Trouble.BUSY_UNTIL: "received too many calls",
+    Trouble.BUSY_UNSAID: "received too many calls",
     Trouble.BROKEN: "failed (HTTP 500",
     Trouble.DOWN: "failed (HTTP 503",
     Trouble.MOVED: "redirected the request (HTTP 302",

@@ -202,7 +202,7 @@ async def test_a_restart_that_fails_says_so_and_a_later_one_may_work(tmp_path):
 
 async def test_a_missing_program_is_named(tmp_path):
     spec = ServerSpec(name="gone", command="no-such-program-here")
-    message = r"E-TOOL-010 server 'gone' .* command 'no-such-program-here' not found\. Fix: install it"
+    message = r"E-TOOL-010 server 'gone' .* command 'no-such-program-here' not found\. Fix: install the command"
     with pytest.raises(ServerStartError, match=message):
         await ServerConnection(spec, log=tmp_path / "server.log").__aenter__()
 
@@ -270,7 +270,7 @@ async def test_a_fixed_port_that_someone_else_holds_is_not_mistaken_for_the_serv
         port = stranger.sockets[0].getsockname()[1]
         settings = ServerSettings(start=(sys.executable, "-c", "pass"))
         spec = replace(http_spec, url=f"http://127.0.0.1:{port}/mcp", settings=settings)
-        with pytest.raises(ServerStartError, match="something else already answers"):
+        with pytest.raises(ServerStartError, match="another process already answers"):
             await ServerConnection(spec, log=tmp_path / "server.log").__aenter__()
 
 

@@ -156,7 +156,7 @@ async def test_every_kind_of_content_becomes_text(lease, tool, text):
 
 async def test_a_lease_of_a_tool_that_no_server_lists_is_refused(stdio_spec, tmp_path):
     async with Toolbox([stdio_spec], log_dir=tmp_path) as toolbox:
-        with pytest.raises(UnknownToolError, match=r"E-TOOL-003 no server lists a tool 'ecko'.*did you mean 'echo'"):
+        with pytest.raises(UnknownToolError, match=r"E-TOOL-003 no server offers the tool 'ecko'.*did you mean 'echo'"):
             async with toolbox.lease(["ecko"]):
                 pass
 

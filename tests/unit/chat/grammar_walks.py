@@ -77,11 +77,9 @@ class Walker:
             if text:
                 self._by_first_byte.setdefault(text[0], []).append(token)
         syntax = syntax_of(chat)
-        self._call = (syntax.section[0] + syntax.before_name).encode()
+        self._call = syntax.before_name.encode()
         ends = [syntax.fields.after, syntax.fields.before] if syntax.fields else ['"', "}", "]"]
-        self._signs = [
-            sign.encode() for sign in (*ends, '"', "}", "1", syntax.closing, syntax.section[1], "</think>") if sign
-        ]
+        self._signs = [sign.encode() for sign in (*ends, '"', "}", "1", syntax.closing, "</think>") if sign]
 
     def walk(self, tag: str, seed: int, *, limit: int = 400) -> tuple[int, ...] | None:
         """The tokens of a turn that ended, or None if it was longer than `limit`."""

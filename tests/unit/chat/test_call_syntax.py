@@ -29,9 +29,8 @@ def test_a_call_has_the_pieces_that_the_renderer_writes(chat_of, family):
     arguments = (
         '{"query": "Ana"}' if fields is None else fields.before + "query" + fields.between + "Ana" + fields.after
     )
-    name = "find:0" if syntax.numbered else "find"
-    call = syntax.before_name + name + syntax.after_name + arguments + syntax.closing
-    assert syntax.section[0] + call + syntax.section[1] in chat.decode(chat.open(CONVERSATION, [TOOL]))
+    call = syntax.before_name + "find" + syntax.after_name + arguments + syntax.closing
+    assert call in chat.decode(chat.open(CONVERSATION, [TOOL]))
 
 
 @pytest.mark.parametrize("family", CALL_SYNTAXES)
@@ -47,8 +46,6 @@ def test_what_a_parser_looks_for_as_tokens_are_tokens(chat_of, family):
         ("qwen3", [], ["find", 'a "b"', "<a>", "a:b"]),
         ("llama-3", [], ["find", "<a>"]),
         ("qwen3.5", ["", " a", "a>b", "a\nb", 'a"'], ["find", "a.b", "a:b", "a b", "é"]),
-        ("minimax-m2", ['a"b'], ["find"]),
-        ("kimi-k2", ["a:b"], ["find", "a.b"]),
     ],
 )
 def test_names_that_would_be_read_back_as_others_are_known(family, unwritable, writable):

@@ -79,23 +79,7 @@ def admitted(chat_of, family_folder):
             "<parameter=limit>\n7\n</parameter>\n</function>\n</tool_call>\n"
             "<tool_call>\n<function=ping>\n</function>\n</tool_call>",
         ),
-        ("glm-4.5", "<think>a</think>\n<tool_call>ping\n</tool_call>"),
         ("glm-5", "</think><tool_call>find<arg_key>query</arg_key><arg_value>Ana</arg_value></tool_call>"),
-        (
-            "minimax-m2",
-            '</think>\n<minimax:tool_call>\n<invoke name="find">\n<parameter name="query">Ana</parameter>\n</invoke>\n'
-            '<invoke name="ping">\n</invoke>\n</minimax:tool_call>',
-        ),
-        (
-            "kimi-k2",
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.find:12<|tool_call_argument_begin|>"
-            '{"query": "Ana"}<|tool_call_end|><|tool_calls_section_end|>',
-        ),
-        (
-            "deepseek-v3",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>find\n```json\n"
-            '{"query": "Ana"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
-        ),
     ],
 )
 def test_a_turn_as_the_family_writes_it_is_admitted(admitted, family, text, mode):
@@ -176,13 +160,6 @@ def test_without_tools_no_call_begins(admitted, mode):
     assert admitted("llama-3", mode, '{"name": "find", "parameters": {}}', tools=()) == ""
 
 
-def test_a_second_section_of_calls_which_no_parser_would_read_is_refused(admitted):
-    call = "<|tool_call_begin|>functions.ping:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    section = f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>"
-    assert admitted("kimi-k2", "calls", f"So: {section} Done.") is True
-    assert admitted("kimi-k2", "calls", f"So: {section} And {section}") == f"So: {section} And "
-
-
 def test_llama_makes_one_call_a_turn(admitted):
     call = '{"name": "ping", "parameters": {}}'
     assert admitted("llama-3", "act", call) is True
@@ -198,7 +175,7 @@ def test_a_stop_text_stays_out_of_strings_but_not_out_of_prose(admitted):
 
 def test_the_tag_that_ends_a_call_may_stop_a_turn_but_not_one_inside_it(qwen_chat):
     assert make_grammar(qwen_chat, TOOLS, "calls", stop=("</tool_call>",)) == make_grammar(qwen_chat, TOOLS, "calls")
-    with pytest.raises(BadValueError, match="is inside every call"):
+    with pytest.raises(BadValueError, match="occurs inside every call"):
         make_grammar(qwen_chat, TOOLS, "calls", stop=('"arguments"',))
 
 
@@ -252,8 +229,6 @@ def test_a_name_that_would_break_the_markup_is_refused(chat_of):
     for odd in ({**PING, "name": "a>b"}, {"name": "a", "parameters": {"type": "object", "properties": {"<": {}}}}):
         with pytest.raises(UnheldSchemaError, match="cannot be written in a call of this family"):
             make_grammar(chat_of("qwen3.5"), (odd,), "calls")
-    with pytest.raises(UnheldSchemaError, match="'a:b'"):
-        make_grammar(chat_of("kimi-k2"), ({**PING, "name": "a:b"},), "calls")
 
 
 def test_a_family_without_a_known_syntax_is_refused_with_those_that_have_one(chat_of):

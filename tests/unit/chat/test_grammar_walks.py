@@ -47,7 +47,7 @@ def assert_walks_are_valid(chat: Chat, grammars: Grammars, mode, tools, *, walks
             assert call.name in schemas, turn.text
             found = [error.message for error in Draft202012Validator(schemas[call.name]).iter_errors(call.arguments)]
             assert found == [], turn.text
-        if syntax.opening is not None and not syntax.section[0]:
+        if syntax.opening is not None:
             assert len(turn.calls) == turn.text.count(syntax.opening), turn.text
         if mode == "act":
             assert bool(turn.prose) != bool(turn.calls), turn.text
@@ -63,14 +63,14 @@ def test_every_call_that_a_grammar_admits_is_read_back_and_valid(chat_of, gramma
 
 
 @pytest.mark.parametrize("mode", ["calls", "act"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3.5", "glm-4.5", "glm-5", "nemotron-3"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3.5", "glm-5", "nemotron-3"])
 def test_the_same_holds_with_thinking_switched_off(family_folder, family, mode):
     chat = load_chat(family_folder(family), family, thinking=False)
     grammars = Grammars(chat.tokenizer, len(chat.tokenizer))
     assert_walks_are_valid(chat, grammars, mode, WALK_TOOLS, walks=8, fewest_calls=2)
 
 
-@pytest.mark.parametrize("family", ["minimax-m2", "deepseek-v3", "kimi-k2", "glm-5"])
+@pytest.mark.parametrize("family", ["qwen3.5", "glm-5"])
 def test_an_admissible_marker_is_accepted_regardless_of_grammars_compiled_before(chat_of, family):
     """A compiler that confuses tokens would admit a marker in one place and refuse it when it comes."""
     chat = chat_of(family)

@@ -247,7 +247,7 @@ def test_logits_that_are_not_admissible_become_impossible_and_the_others_stay(mo
     assert torch.equal(logits, before)
     assert torch.equal(held[admitted], logits[admitted])
     assert int((held == -torch.inf).sum()) == model.vocab_size - len(admitted)
-    with pytest.raises(ValueError, match="logits do not fit"):
+    with pytest.raises(ValueError, match="logits do not match"):
         matcher.admit_only(logits[:-1])
 
 
@@ -322,7 +322,7 @@ def test_a_corrected_schema_compiles(smol):
         elements = [{"type": "json_schema", "json_schema": {"type": kind}} for kind in kinds]
         return tag({"type": "or", "elements": elements})
 
-    with pytest.raises(GrammarError, match=r"Fix: fix the tool's schema, leave the tool out, or set"):
+    with pytest.raises(GrammarError, match=r"Fix: correct the tool's schema, exclude the tool, or set"):
         smol.grammars.check(offer("string", "strin"))
     smol.grammars.check(offer("string", "string"))
     smol.grammars.check(offer("string"))

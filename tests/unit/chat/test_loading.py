@@ -200,7 +200,7 @@ def test_an_unknown_renderer_is_refused_with_those_there_are(family_folder, name
 
 def test_a_family_that_the_tokenizer_does_not_fit_is_refused_by_name(family_folder):
     with pytest.raises(
-        BadValueError, match=r"model\.renderer is llama-3, which does not fit the tokenizer: .*begin_of"
+        BadValueError, match=r"model\.renderer is llama-3, which does not match the tokenizer: .*begin_of"
     ):
         load_chat(family_folder("qwen3"), "llama-3")
 
@@ -220,7 +220,7 @@ def test_a_renderer_that_cannot_show_results_is_refused_with_what_to_set(family_
             return super().bridge_to_next_turn(previous_prompt_ids, previous_completion_ids, new_messages)
 
     tokenizer = AutoTokenizer.from_pretrained(family_folder("chatml"))
-    with pytest.raises(UnbridgeableError, match=r"Deaf cannot show a tool's result.*set model\.renderer"):
+    with pytest.raises(UnbridgeableError, match=r"Deaf cannot render a tool's result.*set model\.renderer"):
         find_traits(Deaf(tokenizer), tokenizer, thinks_unasked=False)
 
 
@@ -232,5 +232,5 @@ def test_messages_that_a_family_cannot_write_are_refused_with_its_reason(chat_of
 def test_a_model_without_a_tokenizer_is_refused_by_name(tmp_path):
     with pytest.raises(BadValueError, match=f"model.path is '{tmp_path}'.*Fix: "):
         load_chat(str(tmp_path), "auto")
-    with pytest.raises(BadValueError, match=f"model.path is {tmp_path}/nowhere, but there is no such folder"):
+    with pytest.raises(BadValueError, match=f"model.path is {tmp_path}/nowhere, which does not exist"):
         load_chat(f"{tmp_path}/nowhere", "auto")

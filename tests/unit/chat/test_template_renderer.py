@@ -56,8 +56,9 @@ SYSTEM_AT_THE_END = (
     "{% if message.role != 'system' %}{% if loop.last and messages[0].role == 'system' %}"
     "{{ messages[0].content + '\n\n' }}{% endif %}" + MESSAGE + "{% endif %}"
 )
-CLOSES_ONLY_WHEN_MORE_COMES = MESSAGE.replace("+ '<|eot_id|>' ", "") + (
-    "{% if not loop.last %}{{ '<|eot_id|>' }}{% else %}{{ '<|eom_id|>' }}{% endif %}"
+CLOSES_ONLY_WHEN_MORE_COMES = (
+    MESSAGE.replace("+ '<|eot_id|>' ", "")
+    + "{% if not loop.last %}{{ '<|eot_id|>' }}{% else %}{{ '<|eom_id|>' }}{% endif %}"
 )
 
 
@@ -172,8 +173,8 @@ def test_markup_in_a_message_never_becomes_a_special_token(chat_of, text, role):
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (LOOKS_AT_THINKING, r"the text after a turn depends on whether it has <think>"),
-        (LOOKS_AT_CALLS, r"the text after a turn depends on whether it has <tool_call>"),
+        (LOOKS_AT_THINKING, r"the text after a turn depends on whether the turn has <think>"),
+        (LOOKS_AT_CALLS, r"the text after a turn depends on whether the turn has <tool_call>"),
         (MARKS_THE_LAST, r"at message \d .*python_tag.*when messages follow"),
         (CLOSES_ONLY_WHEN_MORE_COMES, r"at message \d .*eom_id.*when messages follow"),
         ("{{ 'Hello' }}", r"cannot render messages of the roles user, assistant"),

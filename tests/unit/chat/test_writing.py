@@ -76,14 +76,14 @@ def _size(chat) -> int:
     return max(chat.tokenizer.get_vocab().values()) + 1
 
 
-@pytest.mark.parametrize("family", ["chatml", "qwen3", "llama-3", "deepseek-v3", "kimi-k2"])
+@pytest.mark.parametrize("family", ["chatml", "qwen3", "llama-3"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(call=finds(strings))
 def test_a_call_in_json_is_read_back_and_could_have_been_sampled(held, family, call):
     check_call(held(family), call)
 
 
-@pytest.mark.parametrize("family", ["qwen3.5", "glm-4.5", "minimax-m2"])
+@pytest.mark.parametrize("family", ["qwen3.5", "glm-5"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(call=finds(tame))
 def test_a_call_in_tags_is_read_back_and_could_have_been_sampled(held, family, call):
@@ -102,11 +102,7 @@ def check_call(of_family, call: ToolCall) -> None:
         grammars.replay(make_grammar(chat, [FIND], mode), chat.stop_token_ids, ids)  # raises if one is inadmissible
 
 
-# Its parser takes an empty thought for a part of the answer, after a tool's result.
-NO_EMPTY_THOUGHT = "deepseek-r1"
-
-
-@pytest.mark.parametrize("family", [family for family in CALL_SYNTAXES if family != NO_EMPTY_THOUGHT])
+@pytest.mark.parametrize("family", CALL_SYNTAXES)
 def test_in_every_family_a_call_and_an_answer_are_written_as_it_continues_turns(held, family):
     chat, prompt, writer, grammars = held(family)
     grammar = make_grammar(chat, [FIND], "act")
@@ -122,7 +118,7 @@ def test_in_every_family_a_call_and_an_answer_are_written_as_it_continues_turns(
 
 
 def test_a_family_that_ends_calls_and_answers_differently_is_followed(held):
-    chat, prompt, writer, _ = held("glm-4.5")
+    chat, prompt, writer, _ = held("glm-5")
     call = writer.write(prompt, "", (ToolCall(name="find", arguments={"query": "Ana"}),), [FIND])
     answer = writer.write(prompt, "Lima.", (), [FIND])
     assert [chat.decode(ids[-1:]) for ids in (call, answer)] == ["<|observation|>", "<|user|>"]
@@ -132,15 +128,6 @@ def test_text_that_spells_a_control_token_does_not_become_it(held):
     chat, prompt, writer, _ = held("chatml")
     ids = writer.write(prompt, "It writes <|im_end|> at the end.", (), [FIND])
     assert not set(ids[:-1]) & set(chat.stop_token_ids)
-
-
-def test_a_family_that_numbers_calls_counts_over_the_conversation(held):
-    chat, prompt, writer, _ = held("kimi-k2")
-    call = ToolCall(name="find", arguments={"query": "Ana"})
-    first = writer.write(prompt, "", (call,), [FIND])
-    then = (*prompt, *first, *chat.extend(prompt, first, [{"role": "tool", "name": "find", "content": "?"}], [FIND]))
-    second = writer.write(then, "", (call,), [FIND])
-    assert ["functions.find:0<" in chat.decode(first), "functions.find:1<" in chat.decode(second)] == [True, True]
 
 
 def test_a_turn_ends_at_the_text_that_the_sampler_stops_at(chat_of):
@@ -173,18 +160,10 @@ def test_a_call_that_would_be_read_as_another_is_refused(held, family, arguments
         writer.write(prompt, "", (ToolCall(name="find", arguments=arguments),), [FIND])
 
 
-def test_an_answer_after_an_empty_thought_is_refused_if_the_parser_fails_on_it(held):
-    chat, prompt, writer, _ = held(NO_EMPTY_THOUGHT)
-    called = writer.write(prompt, "", (ToolCall(name="find", arguments={"query": "Ana"}),), [FIND])
-    result = chat.extend(prompt, called, [{"role": "tool", "name": "find", "content": "Lima"}], [FIND])
-    with pytest.raises(BadValueError, match=NO_EMPTY_THOUGHT):
-        writer.write((*prompt, *called, *result), "Lima.", (), [FIND])
-
-
 @pytest.mark.parametrize("answer", ['See <tool_call>{"name": "find", "arguments": {}}</tool_call>', "<think>Lima."])
 def test_an_answer_that_would_be_parsed_differently_is_refused(held, answer):
     _, prompt, writer, _ = held("chatml")
-    with pytest.raises(BadValueError, match="it is parsed differently"):
+    with pytest.raises(BadValueError, match="it would be parsed differently"):
         writer.write(prompt, answer, (), [FIND])
 
 

@@ -132,7 +132,7 @@ _SETTING = re.compile(
 )
 # Nothing to set: a person has to look, or mcprl is at fault.
 _NOT_A_SETTING = (
-    *("report this with the recipe", "mcprl explain", "make the tool reject", "act on the reason"),
+    *("report this bug in mcprl", "mcprl explain", "make the tool reject", "fix the cause given above"),
     *("episodes.max_turns", "mcprl parity", "tasks.preamble"),
 )
 

@@ -211,7 +211,7 @@ FAST = {"sampler_tokens_per_s": 1e7, "learner_tokens_per_s": 1e7}
 @pytest.mark.parametrize(
     ("overrides", "known", "part"),
     [
-        ([], {}, "episodes alive"),
+        ([], {}, "concurrent episodes"),
         ([], {"learner_tokens_per_s": 50}, "learner"),
         (["sampling.vllm.max_sequences=1"], {"sampler_tokens_per_s": 50}, "sampler"),
         (["training.tasks_per_step=800", "episodes.max_concurrent=4000"], FAST, "workers"),

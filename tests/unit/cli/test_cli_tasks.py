@@ -71,7 +71,7 @@ def test_a_file_is_checked_with_the_servers_limits_and_rewards_of_a_recipe(run, 
     code, printed = run("validate", write(ZONE), "--recipe", recipe)
     assert code == 1
     assert "offers 'list_people', which no server lists" in printed
-    assert "a turn for its calls and one for its answer, but may take 1 turn" in printed
+    assert "one turn for calls and one for the answer, but its limit is 1 turn" in printed
     with pytest.raises(BadValueError, match="--recipe and --servers both specify servers"):
         run("validate", write(ZONE), "--recipe", recipe, "--servers", directory)
 
@@ -100,10 +100,10 @@ def test_drifted_calls_are_shown_with_their_places_and_with_settings_to_paste(ru
     prompt = [{"role": "user", "content": "?"}, {"role": "assistant", "content": call}]
     code, printed = run("validate", write({"prompt": prompt * 2, "env_class": "e"}), "--servers", directory)
     assert code == 1
-    assert "find_person has no argument 'who', lacks the argument 'name'  2 ×" in printed
+    assert "find_person has no argument 'who', is missing the argument 'name'  2 ×" in printed
     assert "line 1, message 2, 4" in printed
     assert "servers:\n  settings:\n    directory:\n      argument_aliases: {who: name}\n" in printed
-    assert "reward_spec.ground_truth: it is missing" in printed
+    assert "reward_spec.ground_truth is missing" in printed
 
 
 @pytest.mark.process
@@ -143,7 +143,7 @@ def test_solutions_are_played_on_the_servers_and_one_that_earns_less_than_everyt
     tasks = write(ZONE, wrong, unsolved)
     code, printed = run("validate", tasks, "--servers", directory, "--gold")
     assert code == 1
-    assert "1 of 2 solutions score 1.0; 1 tasks have no playable solution" in printed
+    assert "1 of 2 solutions score 1.0; 1 tasks have no solution that can be run" in printed
     code, printed = run("validate", tasks, "--servers", directory, "--gold", "--json")
     rewards = {trial["task_id"]: trial["reward"] for trial in json.loads(printed)["gold"]}
     assert rewards["zone-of-ana"] == 1.0
@@ -154,7 +154,7 @@ def test_solutions_are_played_on_the_servers_and_one_that_earns_less_than_everyt
 def test_a_task_of_another_world_than_the_servers_is_not_played(run, write, directory):
     with pytest.raises(OtherWorldError, match="market-7"):
         run("validate", write(ZONE | {"world": "market-7"}), "--servers", directory, "--gold")
-    with pytest.raises(BadValueError, match="the world 'staging', which none of mcprl's servers has"):
+    with pytest.raises(BadValueError, match="the world 'staging', which no server of mcprl provides"):
         run("validate", write(ZONE | {"world": "staging"}))
 
 
@@ -173,8 +173,8 @@ def test_the_drift_of_the_users_training_file_is_reported_against_the_shipped_se
         pytest.skip("../shared/data is missing: put the user's SkyRL files there")
     code, printed = run("validate", DATA / "recorded-train.json")
     assert code == 1
-    assert "fmp_get_quote has no argument 'ticker', lacks the argument 'symbol'  13 ×" in printed
-    assert "polygon_get_ticker_details has no argument 'symbol', lacks the argument 'ticker'  5 ×" in printed
+    assert "fmp_get_quote has no argument 'ticker', is missing the argument 'symbol'  13 ×" in printed
+    assert "polygon_get_ticker_details has no argument 'symbol', is missing the argument 'ticker'  5 ×" in printed
     assert "recorded-train.json: 94 tasks, 0 problems, 22 of 909 recorded calls drifted" in printed
 
 

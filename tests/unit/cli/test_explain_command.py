@@ -39,7 +39,7 @@ def test_every_page_is_printed_with_all_its_parts():
         printed = words(result.stdout)
         assert printed.startswith(f"{code} {page.name} {page.meaning} Whose fault ")
         assert f"Usual causes • {' • '.join(page.causes)} Fix {page.fix}" in printed
-        assert printed.endswith(f"As it appears mcprl: {page.example}")
+        assert printed.endswith(f"Example mcprl: {page.example}")
         assert all(len(line) <= 100 for line in result.stdout.splitlines())
 
 
@@ -65,7 +65,7 @@ def test_a_code_that_does_not_exist_is_an_error_with_the_nearest_code():
     error = run("E-TOL-003").exception
     assert isinstance(error, UnknownKeyError)
     assert EXIT_CODES[error.fault] == 2
-    assert "no error has the code 'E-TOL-003' (did you mean 'E-TOOL-003'?)" in error.what
+    assert "there is no error code 'E-TOL-003' (did you mean 'E-TOOL-003'?)" in error.what
 
 
 @given(st.text())

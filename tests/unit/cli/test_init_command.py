@@ -102,7 +102,9 @@ def test_a_project_in_the_folder_one_stands_in_needs_no_cd(here):
 def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(here):
     (here / "shop").mkdir()
     (here / "shop" / "notes.txt").write_text("mine")
-    with pytest.raises(BadValueError, match=r"shop is not empty: it holds notes\.txt\. Fix: give a folder that is new"):
+    with pytest.raises(
+        BadValueError, match=r"shop is not empty: it contains notes\.txt\. Fix: choose a new or empty folder"
+    ):
         init("shop")
     assert files_in(here / "shop") == {"notes.txt"}
 
@@ -110,7 +112,7 @@ def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(here):
 def test_a_second_project_does_not_overwrite_the_first(here):
     init("shop")
     (here / "shop" / "server.py").write_text("mine")
-    with pytest.raises(BadValueError, match=r"it holds \.gitignore, README\.md, make_tasks\.py and 5 more"):
+    with pytest.raises(BadValueError, match=r"it contains \.gitignore, README\.md, make_tasks\.py and 5 more"):
         init("shop")
     assert (here / "shop" / "server.py").read_text() == "mine"
 
@@ -125,7 +127,7 @@ def test_a_model_on_the_hub_is_written_as_it_is(here):
     printed = init("shop", "--model", "Qwen/Qwen3-8B")
     config = load_recipe(here / "shop" / "recipe.yaml")
     assert (config.model.path, config.model.thinking) == ("Qwen/Qwen3-8B", False)
-    assert "A project for Qwen/Qwen3-8B is in shop" in printed
+    assert "Created a project for Qwen/Qwen3-8B in shop" in printed
     assert "model.renderer" not in printed
 
 
@@ -164,7 +166,7 @@ def test_a_model_that_cannot_be_told_to_think_is_not_told(here, model):
 
 @pytest.mark.parametrize("model", ["./nothing", "/nothing/here", "~/nothing", " "])
 def test_a_folder_of_a_model_that_is_not_there_is_refused_before_anything_is_written(here, model):
-    with pytest.raises(BadValueError, match="there is no such folder"):
+    with pytest.raises(BadValueError, match="which does not exist"):
         write_project(Path("shop"), model)
     assert not (here / "shop").exists()
 

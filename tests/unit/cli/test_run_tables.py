@@ -1,4 +1,4 @@
-"""Runs as a terminal shows them: a line each, one in full, several side by side with their curves."""
+"""Runs as a terminal shows them: a line each, or one in full."""
 # R28
 
 from __future__ import annotations
@@ -8,12 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console, Group
 
-from mcprl.cli.printing import sparkline
-from mcprl.cli.runs import cautions, differing_settings, next_command, run_comparison, run_details, run_list
+from mcprl.cli.runs import next_command, run_details, run_list
 from mcprl.runs.checkpoints import Checkpoint, Damaged
 from mcprl.runs.past_runs import PastRun, RunStatus
 from mcprl.verdicts import Severity, Verdict
@@ -48,38 +45,36 @@ def shown(parts, *, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def test_a_run_is_a_line_with_state_steps_rewards_course_age_and_size():
-    lines = shown(run_list([RUN], NOW, 80)).splitlines()
-    assert lines[0].split() == ["run", "state", "steps", "reward", "curve", "changed", "size"]
-    assert " ".join(lines[1].split()) == "hello stopped 3/20 +0.10 → +0.40 ▁█▆ 3m20s ago 3.0 MB"
+def test_a_run_is_a_line_with_state_steps_rewards_age_and_size():
+    lines = shown(run_list([RUN], NOW)).splitlines()
+    assert lines[0].split() == ["run", "state", "steps", "reward", "changed", "size"]
+    assert " ".join(lines[1].split()) == "hello stopped 3/20 +0.10 → +0.40 3m20s ago 3.0 MB"
     assert lines[2:] == ["", "Resume with:", "  mcprl resume outputs/hello"]
 
 
 def test_a_command_stays_one_line_so_that_it_can_be_copied():
     run = replace(RUN, path=Path("far/" * 30) / "hello")
-    for renderable in (run_list([run], NOW, 80), run_details(run, [], now=NOW)):
+    for renderable in (run_list([run], NOW), run_details(run, [], now=NOW)):
         assert f"mcprl resume {run.path}\n" in printed(renderable)
 
 
 def test_only_what_stopped_is_offered_to_be_resumed():
     ended_early = (RunStatus.STOPPED, RunStatus.FAILED, RunStatus.INTERRUPTED)
     others = [replace(RUN, state=state) for state in RunStatus if state not in ended_early]
-    assert "resume" not in shown(run_list(others, NOW, 80))
+    assert "resume" not in shown(run_list(others, NOW))
 
 
 def test_a_run_that_cannot_be_read_says_why_below():
     run = replace(RUN, state=RunStatus.UNREADABLE, metrics=(), config={}, why="config.yaml is missing")
-    text = shown(run_list([run], NOW, 80))
+    text = shown(run_list([run], NOW))
     assert "0/?" in text
     assert "hello cannot be read: config.yaml is missing" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_the_curve_gives_way_if_the_line_is_short(width):
+def test_numbers_never_wrap(width):
     runs = [replace(RUN, path=Path(f"outputs/{'long-' * n}name")) for n in range(6)]
-    text = shown(run_list(runs, NOW, width), width=width)
-    assert ("curve" in text) == (width >= 100)
-    # Numbers never wrap.
+    text = shown(run_list(runs, NOW), width=width)
     assert text.count("+0.10 → +0.40") == text.count("3.0 MB") == 6
 
 
@@ -88,25 +83,7 @@ def test_the_curve_gives_way_if_the_line_is_short(width):
     [(1, "1s ago"), (119, "1m59s ago"), (7199, "1h59m ago"), (90_000, "1d01h ago")],
 )
 def test_ages_are_in_their_two_largest_units(seconds, words):
-    assert words in shown(run_list([replace(RUN, changed=NOW - seconds)], NOW, 80))
-
-
-@given(st.lists(st.floats(-1e6, 1e6), max_size=60), st.integers(1, 30))
-def test_a_sparkline_is_no_longer_than_asked_and_shows_lowest_and_highest(values, width):
-    line = sparkline(values, width)
-    assert len(line) == min(width, len(values))
-    assert set(line) <= set("▁▂▃▄▅▆▇█")
-    if len(values) <= width and len(set(values)) > 1:
-        assert line[values.index(max(values))] == "█"
-        assert line[values.index(min(values))] == "▁"
-
-
-def test_a_sparkline_of_what_does_not_change_is_level():
-    assert sparkline([0.3] * 5, 4) == "▄▄▄▄"
-
-
-def test_curves_of_several_runs_share_one_scale():
-    assert sparkline([0.0, 0.5], 8, [0.0, 1.0]) == "▁▅"
+    assert words in shown(run_list([replace(RUN, changed=NOW - seconds)], NOW))
 
 
 def test_details_have_where_the_run_stands_and_what_to_do_next():
@@ -122,7 +99,7 @@ def test_details_have_where_the_run_stands_and_what_to_do_next():
         "reward        +0.100 → +0.400, best +0.500 at step 2",
         "success rate  0% → 50%",
         "time          1m30s, 30.0 s per step",
-        "journal       4 finished episodes after the last checkpoint; resuming uses them",
+        "journal       4 episodes finished after the last checkpoint",
         "✓  KL per token, mean",
         "verdicts on step 3\nwarn clipping: the clip cuts off much. Try: slow down.",
         "✓  step-00002  1.0 MB  checksums verified",
@@ -160,7 +137,7 @@ COLLAPSE = Verdict(severity=Severity.BAD, name="collapse", what="the reward fell
     [
         ({"state": RunStatus.FAILED, "why": "E-TOOL-010 it did not start"}, "failed: E-TOOL-010 it did not start"),
         ({"why": "stopped by SIGTERM after step 3"}, "stopped: stopped by SIGTERM after step 3"),
-        ({"state": RunStatus.INTERRUPTED, "why": "no record of its end"}, "interrupted: no record of its end"),
+        ({"state": RunStatus.INTERRUPTED, "why": "its end is not recorded"}, "interrupted: its end is not recorded"),
         (
             {"state": RunStatus.FINISHED, "verdicts": (COLLAPSE,)},
             "finished, but its last step was bad: the reward fell from 0.9 to 0.1",
@@ -170,49 +147,8 @@ COLLAPSE = Verdict(severity=Severity.BAD, name="collapse", what="the reward fell
 )
 def test_list_and_details_say_why_a_run_ended(change, said):
     run = replace(RUN, **change)
-    assert f"\nhello {said}\n" in shown(run_list([run], NOW, 80)) + "\n"
+    assert f"\nhello {said}\n" in shown(run_list([run], NOW)) + "\n"
     assert f"\n{said}\n" in shown(run_details(run, [], now=NOW))
-
-
-def other(**sections: object) -> PastRun:
-    return replace(RUN, path=Path("outputs/other"), config={**RUN.config, "name": "other", **sections})
-
-
-def test_settings_that_differ_are_named_but_not_the_name_of_the_run():
-    assert differing_settings([RUN, other()]) == {}
-    assert differing_settings([RUN, other(seed=8, training={"steps": 20, "tasks_per_step": 4})]) == {
-        "seed": ["7", "8"],
-        "training.tasks_per_step": ["–", "4"],
-    }
-
-
-def test_a_caution_stands_where_seeds_tasks_rewards_or_steps_differ():
-    assert cautions([RUN, other()]) == []
-    assert [words.split(":")[0] for words in cautions([RUN, other(seed=8)])] == ["the seeds differ"]
-    assert [words.split(":")[0] for words in cautions([RUN, other(tasks={"train": "b"})])] == ["the tasks differ"]
-    assert "computed differently" in cautions([RUN, other(rewards={"calls": 0.0})])[0]
-    assert "numbers of steps" in cautions([RUN, replace(other(), metrics=RUN.metrics[:2])])[0]
-
-
-def test_a_comparison_has_settings_figures_curves_and_cautions():
-    text = " ".join(shown(run_comparison([RUN, other(seed=8)], 80)).split())
-    for part in (
-        "setting hello other seed 7 8",
-        "reward, mean of last 5 +0.333 +0.333",
-        "KL per token, mean 1.0e-02 1.0e-02",
-        "sampled tokens per second – –",
-        "run reward over the steps hello ▁█▆ other ▁█▆",
-        "Caution: the seeds differ: a part of every difference is chance.",
-    ):
-        assert part in text
-    assert "The settings are the same." in shown(run_comparison([RUN, other()], 80))
-
-
-def test_many_runs_are_spread_over_tables_and_namesakes_told_apart():
-    runs = [replace(RUN, path=Path(f"somewhere/{n}/hello")) for n in range(8)]
-    text = shown(run_comparison(runs, 80))
-    assert text.count("updates skipped") == 3
-    assert "".join(text.split()).count("somewhere/7/hello") == 2  # over its column, and below the curves
 
 
 def test_words_from_files_neither_command_the_terminal_nor_are_markup():
@@ -225,7 +161,7 @@ def test_words_from_files_neither_command_the_terminal_nor_are_markup():
         why=HOSTILE,
     )
     damaged = Damaged(path=Path("step-\x1b"), why=HOSTILE)
-    for renderable in (run_list([run], NOW, 80), run_details(run, [damaged], now=NOW), run_comparison([run, RUN], 80)):
+    for renderable in (run_list([run], NOW), run_details(run, [damaged], now=NOW)):
         text = shown(renderable, width=200)
         assert "\x1b" not in text
         assert "\\x1b[2J[red]x[" in text

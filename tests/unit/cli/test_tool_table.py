@@ -69,20 +69,25 @@ BUSY = StatsDocument(
 
 def test_optional_arguments_stand_in_brackets_and_descriptions_are_no_markup():
     description = "[red]Danger[/red] [/nothing] \x1b[31mred"
-    header, row = shown(print_tools, 200, [make_tool(description=description, server="[bold]s")])
-    assert header.split() == ["server", "tool", "arguments", "effects", "description"]
-    assert row.split() == ["[bold]s", "find", "name,", "[city]", "[red]Danger[/red]", "[/nothing]", "\\x1b[31mred"]
+    assert shown(print_tools, 200, [make_tool(description=description, server="[bold]s")]) == [
+        "[bold]s",
+        "  find(name, [city])",
+        "    [red]Danger[/red] [/nothing] \\x1b[31mred",
+    ]
 
 
 def test_a_tool_says_what_it_may_do_and_what_else_it_is_called():
     tools = [make_tool("read", read_only=True, idempotent=True), make_tool("put", idempotent=True), make_tool("send")]
-    _, read, put, send = shown(print_tools, 120, tools, {"look": "read", "see": "read", "other": "elsewhere"})
-    assert read.split()[4:] == ["read-only", "Also", "called", "look,", "see."]
-    assert put.split()[4:] == ["idempotent"]
-    assert send.split()[4:] == []
+    assert shown(print_tools, 120, tools, {"look": "read", "see": "read", "other": "elsewhere"}) == [
+        "directory",
+        "  read(name, [city])  read-only",
+        "    Also called look, see.",
+        "  put(name, [city])  idempotent",
+        "  send(name, [city])",
+    ]
 
 
-def test_where_a_line_each_does_not_fit_tools_get_a_paragraph_each():
+def test_each_tool_is_a_paragraph_below_its_server():
     tools = [
         make_tool("find_person", description="City and time zone of a colleague. " * 3, read_only=True),
         make_tool("list_people", description="Names.\n\nA second paragraph.", server="people"),
@@ -99,7 +104,7 @@ def test_where_a_line_each_does_not_fit_tools_get_a_paragraph_each():
 
 
 def test_a_description_of_pages_is_cut_between_words():
-    (line,) = shown(print_tools, 400, [make_tool(description="word " * 1000)])[1:]
+    (line,) = shown(print_tools, 400, [make_tool(description="word " * 1000)])[2:]
     assert line.endswith("word…")
     assert line.count("word") == 39
 
@@ -125,10 +130,10 @@ def test_figures_are_right_aligned_with_separators_and_totals():
         "1 more call used an unknown tool name.",
         "",
         "tool            times  what",
-        "fmp_get_quote      14  calls repeated",
+        "fmp_get_quote      14  retries of failed calls",
         "fmp_get_quote  20,000  results from the cache",
         "fmp_get_quote       3  results from a cassette",
-        "fmp_get_quote     312  results shared with an identical call in flight",
+        "fmp_get_quote     312  results shared with an identical concurrent call",
         "fmp_get_quote       5  results truncated",
         "fmp_get_quote       2  E-TOOL-012  A tool call took longer than its deadline",
         "fmp_get_quote       1  E-TOOL-999",

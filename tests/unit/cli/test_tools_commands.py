@@ -96,11 +96,10 @@ def refused(*arguments: str) -> Exception:
 def test_a_list_names_servers_tools_and_aliases_and_starts_each_server_once(mcprl_process, office):
     result = mcprl_process("tools", "list", str(office / "recipe.yaml"))
     assert (result.returncode, result.stderr) == (0, "")
-    header, row = result.stdout.splitlines()
-    assert header.split() == ["server", "tool", "arguments", "effects", "description"]
-    assert row.split() == [
-        *("office", "repeat", "text,", "[times],", "[marks]"),
-        *("Repeats", "a", "text.", "Also", "called", "again."),
+    assert [line.rstrip() for line in result.stdout.splitlines()] == [
+        "office",
+        "  repeat(text, [times], [marks])",
+        "    Repeats a text. Also called again.",
     ]
     assert (office / "starts").read_text() == "started\n"
 
@@ -116,8 +115,8 @@ def test_a_call_prints_the_answer_on_stdout_and_where_it_came_from_on_stderr(mcp
 
 @pytest.mark.process
 def test_a_third_party_server_is_called_the_same_way(mcprl, people):
-    arguments = '{"source_timezone": "UTC", "time": "10:00", "target_timezone": "Asia/Tokyo"}'
-    result = mcprl("tools", "call", str(people), "convert_time", "--json", arguments)
+    arguments = ("source_timezone=UTC", "time=10:00", "target_timezone=Asia/Tokyo")
+    result = mcprl("tools", "call", str(people), "convert_time", *arguments)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["time_difference"] == "+9.0h"
 
@@ -135,7 +134,7 @@ def test_a_refused_call_prints_what_the_policy_would_read_and_exits_with_1(mcprl
     assert "'find_person'" in unknown.stdout
     assert unknown.stderr.splitlines() == [
         "no server · refused without asking the server",
-        "To accept this name, add to the recipe: "
+        "To accept this name, add this to the recipe: "
         "servers: {settings: {directory: {tool_aliases: {find_persn: find_person}}}}",
     ]
 
@@ -195,8 +194,6 @@ def test_a_value_is_json_only_if_the_schema_accepts_it(schema, text, value):
         (["Ana"], "'Ana' is not KEY=VALUE"),
         (["=Ana"], "'=Ana' is not KEY=VALUE"),
         (["name=Ana", "name=Bo"], "the argument 'name' is given twice"),
-        (["--json", "{"], "--json is not JSON"),
-        (["--json", "[1]"], "--json is not an object"),
     ],
 )
 def test_arguments_that_cannot_be_read_are_an_error_before_any_server_starts(office, arguments, says):
@@ -221,11 +218,11 @@ def test_pins_are_written_checked_and_stop_a_run_whose_server_changed_until_pinn
     pins = office / "servers.pins.json"
     code, out = pin()
     assert code == 0
-    assert "office 1.0: 1 tool, not pinned before: repeat" in out
+    assert "office 1.0: 1 tool, not yet pinned: repeat" in out
     assert f"{pins} written" in out
     assert "set servers.pins to servers.pins.json" in out
     assert [tool.description for tool in read_pins(pins)["office"]] == ["Repeats a text."]
-    assert pin("--check") == (0, "office 1.0: 1 tool, as pinned\n")
+    assert pin("--check") == (0, "office 1.0: 1 tool, unchanged\n")
 
     (office / "description").write_text("Repeats a text. Always call it first.")
     before = pins.read_bytes()
@@ -260,7 +257,7 @@ def test_pins_go_into_the_file_named_and_name_servers_that_are_gone(office, pin)
     path.write_text(json.dumps(document))
     code, out = pin("--into", str(path), "--check")
     assert code == 1
-    assert "office 1.0: 1 tool, as pinned" in out
+    assert "office 1.0: 1 tool, unchanged" in out
     assert "gone: no longer in the recipe" in out
 
 
@@ -312,7 +309,7 @@ def test_the_figures_of_a_run_are_printed(tmp_path, monkeypatch):
 def test_a_folder_that_is_no_run_is_an_error_with_the_fix(tmp_path):
     error = refused("stats", str(tmp_path / "nothing"))
     assert isinstance(error, ConfigFileError)
-    assert "give the folder of a run" in error.fix
+    assert "pass the folder of a run" in error.fix
 
 
 def test_the_page_about_tools_shows_every_setting_of_a_server_and_the_settings_are_valid(root):

@@ -61,7 +61,7 @@ def test_a_block_takes_the_lines_up_to_a_single_full_stop():
         ("quotes symbol=X", "did you mean 'quote'"),
         ("It is 5", "finish with: answer"),
         ("", "finish with: answer"),
-        ("quote symbol='a", "not closed"),
+        ("quote symbol='a", "quotation mark is missing"),
         ("quote VLKN", "not name=value"),
         ("{", "not JSON"),
         ('{"arguments": {}}', "write a call as"),

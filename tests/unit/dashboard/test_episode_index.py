@@ -30,7 +30,8 @@ episodes = st.builds(
     fault=st.booleans(),
     stop=st.sampled_from(StopReason),
     parts=st.dictionaries(
-        st.sampled_from(["answer", "state", "rubric", "calls", "format"]), st.sampled_from([0.0, 0.4, 0.5, 1.0])
+        st.sampled_from(["answer", "state", "check", "rubric", "calls", "format"]),
+        st.sampled_from([0.0, 0.4, 0.5, 1.0]),
     ),
     tokens=st.integers(2, 6),
 )

@@ -114,11 +114,11 @@ def test_thoughts_are_left_out_and_so_are_texts_beside_calls_where_the_policy_ca
 @pytest.mark.parametrize(
     ("messages", "why"),
     [
-        ([{"role": "user", "content": "U1"}], "no message of the assistant"),
+        ([{"role": "user", "content": "U1"}], "no assistant message"),
         ([*messages_of("U1", [], "P1."), {"role": "assistant", "content": "P2."}], "follow each other"),
         ([*messages_of("U1", [], "P1.")[:1], {"role": "assistant", "content": ""}], "is empty"),
-        ([{"role": "narrator", "content": "N"}, {"role": "assistant", "content": "P1."}], "'narrator' is not known"),
-        ([{"role": "tool", "content": "T1"}, {"role": "assistant", "content": "P1."}], "follows no call"),
+        ([{"role": "narrator", "content": "N"}, {"role": "assistant", "content": "P1."}], "'narrator' is unknown"),
+        ([{"role": "tool", "content": "T1"}, {"role": "assistant", "content": "P1."}], "does not follow a call"),
         (
             [{"role": "user", "content": "U1"}, {"role": "assistant", "tool_calls": [{"function": {"name": "a"}}, 3]}],
             "not an object",

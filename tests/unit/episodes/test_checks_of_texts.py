@@ -6,6 +6,7 @@ from __future__ import annotations
 import doctest
 import re
 from decimal import Decimal
+from typing import get_args
 
 import pytest
 from hypothesis import assume, given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from mcprl.episodes import rewards
 from mcprl.episodes.rewards import meets, numbers_in, why_unusable
-from mcprl.goals import AnyText, Contains, Exactly, HasAll, HasNumber, Matches, MeetsSome
+from mcprl.goals import AnyText, Contains, Exactly, HasAll, HasDate, HasFields, HasNumber, Matches, MeetsSome, Unit
 from processor_time import least_s
 
 words = st.text("abcXYZ", min_size=1, max_size=6)
@@ -213,15 +214,15 @@ def test_no_pattern_and_no_text_takes_more_than_a_moment(expected, text):
 @pytest.mark.parametrize(
     ("expected", "why"),
     [
-        (Contains(text=" "), "empty text"),
-        (Exactly(text=""), "empty text"),
-        (HasAll(members=()), "empty text"),
-        (HasAll(members=("a", "")), "empty text"),
-        (HasAll(members=("a",), none_of=(" ",)), "empty text"),
+        (Contains(text=" "), "text is empty"),
+        (Exactly(text=""), "text is empty"),
+        (HasAll(members=()), "text is empty"),
+        (HasAll(members=("a", "")), "text is empty"),
+        (HasAll(members=("a",), none_of=(" ",)), "text is empty"),
         (HasNumber(value=float("nan")), "finite"),
         (HasNumber(value=1, tolerance=float("inf")), "finite"),
-        (HasNumber(value=1, tolerance=-1), "0 or more"),
-        (HasNumber(value=1, at_most=0), "at_most must be 1"),
+        (HasNumber(value=1, tolerance=-1), "at least 0"),
+        (HasNumber(value=1, at_most=0), "at_most must be at least 1"),
         (Matches(pattern="("), "unclosed group"),
         (Matches(pattern="(?=a)"), "look-around.* is not supported"),
         (Matches(pattern=r"(a)\1"), "backreferences are not supported"),
@@ -267,5 +268,72 @@ def test_some_of_several_checks_must_be_met(at_least, text, right):
 def test_a_choice_of_checks_that_cannot_be_met_is_unusable():
     assert why_unusable(MeetsSome(of=(Contains(text="a"),), at_least=2)) is not None
     assert why_unusable(MeetsSome(of=())) is not None
-    assert why_unusable(MeetsSome(of=(Contains(text=" "),))) == "an empty text is expected"
+    assert why_unusable(MeetsSome(of=(Contains(text=" "),))) == "the expected text is empty"
     assert why_unusable(MeetsSome(of=(Contains(text="a"), AnyText()), at_least=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "given", "right"),
+    [
+        (5, "km", "It is 5,000 metres away.", True),
+        (5, "km", "It is 5 miles away.", False),
+        (5, "km", "It is 5.", False),
+        (5, "km", "It is 5 kg.", False),
+        (90, "min", "It takes 1.5 hours.", True),
+        (90, "min", "90mins", True),
+        (20, "°C", "It is 68 °F.", True),
+        (-3, "°C", "At −3 °C.", True),
+        (1.5, "GB", "1,500 MB", True),
+        (10, "lb", "10 lbs", True),
+        (12, "%", "12 percent", True),
+        (2, "h", "1 h, 2 h, 3 h, 4 h or 5 h", False),
+    ],
+)
+def test_a_quantity_counts_in_any_unit_of_its_kind(value, unit, given, right):
+    assert meets(HasNumber(value=value, unit=unit), given) is right
+
+
+@pytest.mark.parametrize("unit", get_args(Unit))
+def test_each_unit_is_read(unit):
+    assert meets(HasNumber(value=2, unit=unit), f"It is 2 {unit}.")
+
+
+@pytest.mark.parametrize(
+    ("days", "given", "right"),
+    [
+        (0, "On November 14, 2025.", True),
+        (0, "the 14th Nov. 2025", True),
+        (0, "2025-11-14T09:30", True),
+        (0, "2025-11-15", False),
+        (1, "2025-11-15", True),
+        (0, "2025-13-44", False),
+        (9, "2025-11-10, 2025-11-11, 2025-11-12, 2025-11-13 or 2025-11-14", False),
+        (0, "On the 14th.", False),
+    ],
+)
+def test_a_date_must_be_near_enough_and_among_few(days, given, right):
+    assert meets(HasDate(date="2025-11-14", tolerance_days=days), given) is right
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ('{"city": "Lima", "offices": [{"floor": 3}]}', True),
+        ('Here:\n```json\n{"city": "LIMA", "offices": [{"floor": 3.0, "rooms": 8}]}\n```', True),
+        ('{"city": "Lima", "offices": []}', False),
+        ('{"city": ["Lima"], "offices": [{"floor": 3}]}', False),
+        ('{"city": "Lima", offices}', False),
+        ("city: Lima, floor 3", False),
+        ('{"a":' * 100_000 + "}", False),
+    ],
+)
+def test_the_fields_of_a_structured_answer_are_checked(given, right):
+    expected = HasFields(fields={"city": Exactly(text="lima"), "offices.0.floor": HasNumber(value=3)})
+    assert meets(expected, given) is right
+
+
+@pytest.mark.parametrize(
+    "expected", [HasDate(date="2025-02-30"), HasDate(date="tomorrow"), HasFields(fields={"city": Contains(text=" ")})]
+)
+def test_dates_that_do_not_exist_and_empty_fields_are_unusable(expected):
+    assert why_unusable(expected) is not None

@@ -116,7 +116,9 @@ async def test_the_losses_of_one_group_are_not_those_of_another():
 
 
 async def test_an_episode_lost_too_often_is_an_error_that_names_the_last_cause():
-    with pytest.raises(GroupIncompleteError, match=r"episode 1 of task a was lost 5 times, last to E-TOOL-011 server"):
+    with pytest.raises(
+        GroupIncompleteError, match=r"episode 1 of task a was lost 5 times, most recently to E-TOOL-011 server"
+    ):
         await collect(lose({("a", 1): 9}), "a")
 
 

@@ -102,5 +102,5 @@ async def test_prose_before_a_call_is_free_if_only_calls_are_constrained(stage):
 
 def test_a_runner_under_a_grammar_needs_one(chat):
     config = make_config().model_copy(update={"sampling": SamplingConfig(constrain="act")})
-    with pytest.raises(ValueError, match="grammars are needed if"):
+    with pytest.raises(ValueError, match="pass grammars if"):
         EpisodeRunner(config, chat=chat, sampler=None, leases=None, preamble=())

@@ -142,7 +142,9 @@ async def test_one_that_is_lost_each_time_stops_the_run_and_is_named(chat):
 
     task = make_task("lost", answer="blue", solution=solved(ECHO))
     demonstrator = stage(chat, make_config(), tools=FunctionTools(echo=echo))
-    with pytest.raises(GroupIncompleteError, match=r"task lost was lost 5 times, last to E-TOOL-011 gone for good"):
+    with pytest.raises(
+        GroupIncompleteError, match=r"task lost was lost 5 times, most recently to E-TOOL-011 gone for good"
+    ):
         await demonstrator.play([task], 0)
     assert len(attempts) == MAX_ATTEMPTS
 
@@ -164,14 +166,14 @@ async def test_no_more_demonstrations_are_played_at_once_than_episodes_may(chat)
 
 async def test_a_solution_that_does_not_solve_its_task_is_an_error_that_names_it(chat):
     task = make_task("wrong", answer="blue", solution=solved(ECHO, answer="It is red."))
-    with pytest.raises(TaskFileError, match=r"solution of task wrong does not solve it \(answer 0"):
+    with pytest.raises(TaskFileError, match=r"solution of task wrong does not solve the task \(answer 0"):
         await stage(chat).play([task], 0)
 
 
 async def test_what_a_tool_refused_is_told(chat):
     goal = [ExpectedCall(tool="echo")]
     task = make_task("typo", answer=None, calls=goal, solution=solved(call("ecco", text="blue")))
-    with pytest.raises(TaskFileError, match=r"typo does not solve it .*; ecco answered: There is no tool 'ecco'"):
+    with pytest.raises(TaskFileError, match=r"typo does not solve the task .*; ecco answered: There is no tool 'ecco'"):
         await stage(chat).play([task], 0)
 
 
@@ -194,7 +196,7 @@ async def test_arguments_that_the_grammar_does_not_admit_are_an_error_that_names
     sampling = SamplingConfig(constrain="act")
     held = TurnGrammars(smol_chat, smol_grammars, sampling)
     task = make_task("extra", answer="blue", solution=solved(call("echo", text="blue", loud=True)))
-    with pytest.raises(InadmissibleTokenError, match="solution of task extra cannot be played under the grammar"):
+    with pytest.raises(InadmissibleTokenError, match="solution of task extra violates the grammar"):
         await stage(smol_chat, grammars=held, sampling=sampling).play([task], 0)
 
 
@@ -214,7 +216,7 @@ async def test_a_judge_grades_a_demonstration_too(chat):
     tools = FunctionTools(echo=lambda text: text)
     judged = Demonstrator(config, chat=chat, leases=tools, preamble=(), grammars=None, judge=Stern())
     task = make_task("poor", answer="blue", rubric="Says why.", solution=solved(ECHO))
-    with pytest.raises(TaskFileError, match=r"poor does not solve it .*rubric 0.25"):
+    with pytest.raises(TaskFileError, match=r"poor does not solve the task .*rubric 0.25"):
         await judged.play([task], 0)
 
 
@@ -239,5 +241,5 @@ def test_a_solution_with_a_wrong_answer_is_refused_without_being_played():
 
 def test_a_solution_with_more_turns_than_an_episode_has_is_refused_without_being_played():
     task = make_task("long", answer="blue", max_turns=2, solution=solved(ECHO, ECHO, answer="blue"))
-    with pytest.raises(BadValueError, match="solution of task long takes more than the 2 turns"):
+    with pytest.raises(BadValueError, match="solution of task long takes more turns than its limit of 2"):
         require_solutions([task], warm())

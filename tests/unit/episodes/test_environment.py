@@ -280,7 +280,7 @@ async def test_without_a_rubric_or_without_a_judge_nothing_is_graded():
 
 
 def test_a_goal_that_nothing_can_be_gained_from_is_reported_before_the_first_turn():
-    with pytest.raises(BadValueError, match="nothing to reward: the goal checks nothing"):
+    with pytest.raises(BadValueError, match="an episode cannot earn a reward: the goal checks nothing"):
         make_environment(FunctionTools(), answer=None)
 
 

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 
 import pytest
 from staged_episodes import FunctionTools, Refusal, call, make_task
 
-from mcprl.config import EpisodesConfig, RewardsConfig
+from mcprl.config import EpisodesConfig, RewardFunctionConfig, RewardsConfig
 from mcprl.episodes import play, play_gold
-from mcprl.errors import ServerLostError
-from mcprl.goals import Contains, ExpectedCall, ExpectedState
+from mcprl.episodes.reward_functions import RewardFunctions, code_of
+from mcprl.errors import BadValueError, ServerLostError, UserCodeError
+from mcprl.goals import Contains, ExpectedCall, ExpectedCheck, ExpectedState, Goal
 from mcprl.records import Difficulty, Solution
 from mcprl.tools import Toolbox
 
@@ -128,3 +130,80 @@ async def test_a_rubric_is_graded_if_there_is_a_judge_and_left_out_otherwise():
     graded, ungraded = [await play(task, tools, *script, REWARDS, judge=judge) for judge in (Fair(), None)]
     assert (graded.parts["rubric"], "rubric" in ungraded.parts, ungraded.reward) == (0.5, False, 1.0)
     assert tools.lives_s == [EpisodesConfig().deadline_s] * 2
+
+
+CHECK = """
+async def closed(episode):
+    tickets = await episode.probe("_tickets", status="open")
+    return episode.task.metadata["ticket"] not in tickets.text
+"""
+
+
+def checked(tmp_path, text: str = CHECK):
+    (tmp_path / "checks.py").write_text(text)
+    check = ExpectedCheck(function=f"{tmp_path}/checks.py:closed", probes=("_tickets",))
+    solution = Solution(calls=(call("close", ticket="T-7"),), answer="Done.")
+    return replace(make_task(check=check, solution=solution), metadata={"ticket": "T-7"})
+
+
+def ticket_tools() -> FunctionTools:
+    tickets = {"T-7": "open", "T-8": "open"}
+
+    def close(ticket: str) -> str:
+        tickets[ticket] = "closed"
+        return "closed"
+
+    def _tickets(status: str) -> str:
+        return ", ".join(ticket for ticket, is_now in tickets.items() if is_now == status)
+
+    return FunctionTools(close=close, _tickets=_tickets)
+
+
+@pytest.mark.process
+async def test_a_check_in_python_decides_whether_a_solution_is_right(tmp_path):
+    task = checked(tmp_path)
+    code = code_of(REWARDS, [task])
+    async with RewardFunctions({}, environment=os.environ, log=tmp_path / "log", code=code) as functions:
+        (gold,) = await play_gold([task], ticket_tools(), REWARDS, functions=functions)
+        idle = await play(task, ticket_tools(), (), "Done.", REWARDS, functions=functions)
+    assert (gold.reward, gold.success, gold.parts["check"]) == (1.0, True, 1.0)
+    assert (idle.reward, idle.success, idle.parts["check"]) == (0.0, False, 0.0)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("return -1", r"returned -1, a int; it must return a number from 0 to 1"), ("return 1 / 0", r"py:2: Zero")],
+)
+async def test_a_check_that_fails_stops_the_run_with_its_line(tmp_path, body, said):
+    task = checked(tmp_path, f"def closed(episode):\n    {body}\n")
+    code = code_of(REWARDS, [task])
+    async with RewardFunctions({}, environment=os.environ, log=tmp_path / "log", code=code) as functions:
+        with pytest.raises(UserCodeError, match=said):
+            await play_gold([task], ticket_tools(), REWARDS, functions=functions)
+
+
+@pytest.mark.process
+async def test_a_check_may_be_a_reward_function_too_but_must_be_one_per_episode_and_read_at_the_start(tmp_path):
+    task = checked(
+        tmp_path, CHECK + "\n\nimport mcprl\n\n@mcprl.reward(per='turn')\ndef each(episode):\n    return []\n"
+    )
+    assert task.goal.check is not None
+    reference = task.goal.check.function
+    rewards = RewardsConfig(
+        functions={"own": RewardFunctionConfig(function=reference, weight=1.0, probes=("_tickets",))}
+    )
+    per_turn = replace(task, goal=Goal(check=ExpectedCheck(function=reference.replace("closed", "each"))))
+    unread = replace(task, goal=Goal(check=ExpectedCheck(function=reference.replace("checks", "others"))))
+    code = code_of(rewards, [task, per_turn])
+    async with RewardFunctions(rewards.functions, environment=os.environ, log=tmp_path / "log", code=code) as functions:
+        (gold,) = await play_gold([task], ticket_tools(), rewards, functions=functions)
+        assert gold.parts["check"] == gold.parts["own"] == 1.0
+        for wrong, said in ((per_turn, "is a function per turn"), (unread, "was not read when the run started")):
+            with pytest.raises(UserCodeError, match=said):
+                await play_gold([wrong], ticket_tools(), rewards, functions=functions)
+
+
+async def test_a_task_with_a_check_is_not_scored_without_it(tmp_path):
+    with pytest.raises(BadValueError, match=r"is checked by .*checks\.py:closed, which cannot be run here"):
+        await play_gold([checked(tmp_path)], ticket_tools(), REWARDS)

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_endpoint import always, endpoint, response
 from staged_episodes import make_task
 
 from mcprl.config import JudgeConfig
@@ -36,51 +35,6 @@ def completion(content: object, finish_reason: str = "stop") -> str:
 
 def verdict(grade: object, reason: str = "Fine.") -> str:
     return completion(json.dumps({"reason": reason, "grade": grade}))
-
-
-def response(status: str, body: str, *headers: str) -> bytes:
-    lines = [f"HTTP/1.1 {status}", "content-type: application/json", f"content-length: {len(body.encode())}"]
-    return "\r\n".join([*lines, *headers, "connection: close", "", body]).encode()
-
-
-@dataclass
-class Endpoint:
-    """A local endpoint. `script` gives the response to the n-th request, or None to hang up."""
-
-    script: Callable[[int], bytes | None]
-    url: str = ""
-    requests: list[tuple[str, dict]] = field(default_factory=list)
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    released: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = next(
-            int(line.split(":")[1]) for line in head.lower().splitlines() if line.startswith("content-length")
-        )
-        self.requests.append((head, json.loads(await reader.readexactly(length))))
-        number = len(self.requests) - 1
-        self.asked.set()
-        await self.released.wait()
-        answer = self.script(number)
-        if answer is not None:
-            writer.write(answer)
-            await writer.drain()
-        writer.close()
-
-
-@asynccontextmanager
-async def endpoint(script: Callable[[int], bytes | None], *, held: bool = False):
-    served = Endpoint(script)
-    if not held:
-        served.released.set()
-    async with await asyncio.start_server(served.serve, "127.0.0.1", 0) as server:
-        served.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        yield served
-
-
-def always(body: str, status: str = "200 OK", *headers: str) -> Callable[[int], bytes]:
-    return lambda _: response(status, body, *headers)
 
 
 @pytest.fixture(autouse=True)
@@ -183,14 +137,14 @@ async def test_the_json_is_read_in_any_order_and_also_out_of_a_fence(content):
 )
 async def test_any_other_reply_is_an_error_and_is_not_retried(content):
     async with judging(always(completion(content))) as (opened, served):
-        with pytest.raises(JudgeError, match=r"E-EPIS-012 the judge's reply is not the JSON asked for"):
+        with pytest.raises(JudgeError, match=r"E-EPIS-012 the judge's reply is not the requested JSON"):
             await opened.grade(TASK, "Lima")
     assert len(served.requests) == 1
 
 
 async def test_a_reply_that_was_cut_says_so():
     async with judging(always(completion('{"reason": "x', "length"))) as (opened, _):
-        with pytest.raises(JudgeError, match="cut by length"):
+        with pytest.raises(JudgeError, match="truncated at its length limit"):
             await opened.grade(TASK, "Lima")
 
 
@@ -280,43 +234,6 @@ async def test_identical_questions_at_the_same_time_share_one_request():
         served.released.set()
         assert await asyncio.gather(*asked) == [0.4] * 8
     assert len(served.requests) == 1
-
-
-async def test_grades_in_a_file_outlive_the_judge_but_belong_to_its_model(tmp_path):
-    cache = tmp_path / "grades.sqlite"
-    async with endpoint(lambda number: response("200 OK", verdict(number))) as served:
-        for model, grade in (("m", 0.0), ("m", 0.0), ("n", 0.1), ("m", 0.0)):
-            async with Judge(JudgeConfig(url=served.url, model=model, cache=cache)) as opened:
-                assert await opened.grade(TASK, "Lima") == grade
-    assert len(served.requests) == 2
-
-
-async def test_secrets_in_a_reason_are_struck_out_of_the_file(tmp_path):
-    cache = tmp_path / "grades.sqlite"
-    script = always(verdict(1, f"It shows {KEY}."))
-    async with judging(script, {"JUDGE_KEY": KEY}, key_env="JUDGE_KEY", cache=cache) as (opened, _):
-        await opened.grade(TASK, "Lima")
-    with sqlite3.connect(cache) as connection:
-        [(reason,)] = connection.execute("SELECT reason FROM grades").fetchall()
-    connection.close()
-    assert reason == "It shows [redacted JUDGE_KEY]."
-
-
-@pytest.mark.parametrize("make", [lambda path: path.write_text("no database " * 100), lambda path: path.mkdir()])
-async def test_a_file_that_is_not_a_grade_cache_is_a_configuration_error(tmp_path, make):
-    make(tmp_path / "grades")
-    with pytest.raises(BadValueError, match=r"rewards\.judge\.cache: .*grades cannot be used"):
-        await Judge(JudgeConfig(url="http://127.0.0.1:1/v1", model="m", cache=tmp_path / "grades")).__aenter__()
-
-
-async def test_a_file_of_grades_that_is_spoilt_during_the_run_stops_it(tmp_path):
-    cache = tmp_path / "grades.sqlite"
-    async with judging(always(verdict(1)), cache=cache) as (opened, _):
-        other = sqlite3.connect(cache)
-        other.execute("DROP TABLE grades")
-        other.close()
-        with pytest.raises(BadValueError, match="no such table"):
-            await opened.grade(TASK, "Lima")
 
 
 async def test_before_it_is_entered_nothing_can_be_graded():

@@ -100,7 +100,7 @@ def test_the_task_and_the_tool_are_named_and_the_sentence_has_the_counts():
     ledger.add([made_group("a", *fine), made_group("b", *(made_trajectory("b", n) for n in range(8)), lost=lost)])
     found = ledger.correlations()
     assert {(each.kind, each.value) for each in found} >= {("task", "b"), ("tool", "run")}
-    assert "tool run (8 of 8 turns lost, 0 of 40 without it)" in map(str, found)
+    assert "tool run (8 of 8 turns lost; without it, 0 of 40)" in map(str, found)
 
 
 def test_losses_that_go_together_with_a_tool_are_named():
@@ -113,7 +113,7 @@ def test_losses_that_go_together_with_a_tool_are_named():
     health.note_losses([made_group("a", *kept, lost=lost)])
     [verdict] = health.judge({})
     assert (verdict.name, verdict.severity) == ("caused faults", Severity.WARN)
-    assert verdict.what == "lost turns coincide with tool run (8 of 8 turns lost, 0 of 40 without it)"
+    assert verdict.what == "lost turns coincide with tool run (8 of 8 turns lost; without it, 0 of 40)"
 
 
 def test_a_turn_that_caused_a_fault_counts_as_lost():
@@ -150,4 +150,4 @@ def test_the_probability_is_that_of_the_exact_sum(all_turns, data):
 
 def test_a_correlation_reads_as_a_sentence():
     found = Correlation(kind="argument", value="fork", lost=3, turns=4, other_lost=0, other_turns=90, p=1e-6)
-    assert str(found) == "the argument text 'fork' (3 of 4 turns lost, 0 of 90 without it)"
+    assert str(found) == "the argument text 'fork' (3 of 4 turns lost; without it, 0 of 90)"

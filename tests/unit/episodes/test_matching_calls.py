@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, pairwise, permutations, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from staged_episodes import call, made_turn
 
-from mcprl.episodes.rewards import pair_in_any_order, pair_in_order
+from mcprl.config import RewardsConfig
+from mcprl.episodes.rewards import pair_in_any_order, pair_in_order, pair_in_sets, score
+from mcprl.goals import ExpectedCall, Goal
 from processor_time import least_s
 
 
@@ -48,6 +51,28 @@ def test_in_any_order_no_pairing_is_worth_more_and_no_call_counts_twice(table):
     pairs = pair_in_any_order(table)
     assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
     assert worth(table, pairs) == max(worth(table, p) for p in every_pairing(table, in_order=False))
+
+
+@given(gain_tables(), st.data())
+def test_in_sets_no_pairing_is_worth_more_that_keeps_the_order_of_the_sets(table, data):
+    ends = sorted({len(table), *data.draw(st.sets(st.integers(1, len(table))))})
+    sizes = [end - start for start, end in pairwise([0, *ends])]
+    set_of = [number for number, size in enumerate(sizes) for _ in range(size)]
+
+    def keeps_order(pairs) -> bool:
+        return all(one[1] < other[1] for one, other in product(pairs, pairs) if set_of[one[0]] < set_of[other[0]])
+
+    pairs = pair_in_sets(table, sizes)
+    assert keeps_order(pairs)
+    assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
+    assert worth(table, pairs) == max(worth(table, p) for p in every_pairing(table, in_order=False) if keeps_order(p))
+
+
+@pytest.mark.parametrize(("made", "share"), [("abcd", 1.0), ("acbd", 1.0), ("bacd", 0.75), ("adbc", 0.75), ("d", 0.25)])
+def test_calls_of_a_set_may_come_in_any_order_and_no_others(made, share):
+    goal = Goal(calls=tuple(ExpectedCall(tool=name) for name in "abcd"), call_sets=(1, 2, 1))
+    turns = [made_turn((call(name), True)) for name in made]
+    assert score(goal, turns, None, None, weights=RewardsConfig())["calls"] == share
 
 
 @pytest.mark.parametrize("pair", [pair_in_order, pair_in_any_order])

@@ -58,7 +58,7 @@ def test_a_task_of_another_world_than_the_servers_serve_stops_the_run(version, s
     box = Box(made_catalog(f="fmp", g="slack"), {"fmp": "1+market-7", "slack": version})
     fine = made_task(world="market-7")
     require_worlds([fine, made_task("any", tools=None)], box)
-    with pytest.raises(OtherWorldError, match=rf"task c .*market-7.*'slack' serves {says}.*--world 7"):
+    with pytest.raises(OtherWorldError, match=rf"task c .*market-7.*'slack' provides {says}.*--world 7"):
         require_worlds([fine, made_task("c", world="market-7", tools=None)], box)
     asked = Goal(state=(ExpectedState(tool="g", texts=(Contains(text="x"),)),))
     with pytest.raises(OtherWorldError, match="task d"):

@@ -33,7 +33,7 @@ def test_an_expectation_that_cannot_be_judged_stops_the_run(goal):
 
 
 def test_a_goal_all_of_whose_parts_have_no_weight_stops_the_run():
-    with pytest.raises(BadValueError, match=r"task b: .*checks answer, and each of these has weight 0.*in rewards"):
+    with pytest.raises(BadValueError, match=r"task b: .*checks answer, which has weight 0.*in rewards"):
         require_scorable([make_task("b")], RewardsConfig(answer=0))
 
 
@@ -52,7 +52,7 @@ def test_a_rubric_without_a_judge_is_warned_of_once(caplog):
 
 def test_a_rubric_that_is_all_there_is_needs_a_judge():
     task = make_task("b", answer=None, rubric="Polite.")
-    with pytest.raises(BadValueError, match=r"task b is checked by its rubric alone, and rewards\.judge is not set"):
+    with pytest.raises(BadValueError, match=r"task b is checked only by its rubric, but rewards\.judge is not set"):
         require_judge([task], RewardsConfig())
     require_scorable([task], JUDGED)
 

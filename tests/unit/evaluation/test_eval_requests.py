@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from mcprl.cli.options import endpoint_settings
+from mcprl.episodes.endpoint import EndpointSettings
 from mcprl.errors import BadValueError
 from mcprl.evaluation import harness
 from mcprl.evaluation.harness import GREEDY_TEMPERATURE, make_request
@@ -94,3 +96,35 @@ def test_a_suite_needs_no_recipe_but_a_model(tmp_path, monkeypatch):
     assert (request.config.name, request.config.model.path) == ("some", str(tmp_path / "mine"))
     with pytest.raises(BadValueError, match=r"'model' is missing"):
         make_request(suite="some")
+
+
+def test_a_model_at_an_endpoint_leaves_the_recipes_model_alone(recipe, tasks, tmp_path):
+    endpoint = EndpointSettings(url="http://127.0.0.1:1/v1", model="org/big")
+    request = make_request(recipe, tasks=tasks, endpoint=endpoint)
+    assert request.endpoint == endpoint
+    assert request.config.model.path == make_request(recipe, tasks=tasks).config.model.path
+    with pytest.raises(BadValueError, match="has its own weights"):
+        make_request(recipe, tasks=tasks, endpoint=endpoint, adapter=tmp_path)
+
+
+def options(url="http://127.0.0.1:1/v1", model="m", price=None, max_usd=None, per_minute=None, body=None):
+    return endpoint_settings(url, model, "MY_KEY", price, max_usd, per_minute, body)
+
+
+def test_fields_of_the_body_are_json_or_text():
+    made = options(body=["max_tokens=null", "seed=3", "effort=low"])
+    assert made.body == {"max_tokens": None, "seed": 3, "effort": "low"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": None}, "needs the name of a model"),
+        ({"url": None, "max_usd": 1.0}, "need --endpoint"),
+        ({"body": ["seed"]}, "is not KEY=VALUE"),
+    ],
+)
+def test_options_of_an_endpoint_that_contradict_each_other_are_refused(given, said):
+    assert options(url=None) is None
+    with pytest.raises(BadValueError, match=said):
+        options(**given)

@@ -6,8 +6,8 @@ import dataclasses
 import json
 
 import pytest
-from made_evaluations import make_evaluation
 
+from made_evaluations import make_evaluation
 from mcprl.errors import BadValueError, ConfigFileError
 from mcprl.evaluation.results import compare, comparison_json, read_evaluation, write_evaluation
 from mcprl.evaluation.statistics import count_figures
@@ -51,7 +51,7 @@ def test_an_evaluation_is_read_back_as_it_was_written(tmp_path):
 @pytest.mark.parametrize("text", ["[]", "{}", "no JSON", '{"schema": 2}', "\x00"])
 def test_a_file_that_is_not_an_evaluation_is_refused_by_name(tmp_path, text):
     (tmp_path / "results.json").write_text(text)
-    with pytest.raises(ConfigFileError, match=r"results\.json does not hold an evaluation"):
+    with pytest.raises(ConfigFileError, match=r"results\.json does not contain an evaluation"):
         read_evaluation(tmp_path)
 
 
@@ -69,8 +69,8 @@ def test_two_evaluations_are_compared_on_the_tasks_that_both_played():
     assert comparison.p == pytest.approx(2 / 2**6)
     assert comparison.left_out == ("task-7",)
     assert comparison.after_name == "smollm2-135m with market/adapter"
-    assert comparison.verdict.startswith("Better")
-    assert compare(after, before).verdict.startswith("Worse")
+    assert comparison.verdict.startswith("Significantly better")
+    assert compare(after, before).verdict.startswith("Significantly worse")
     assert json.loads(json.dumps(comparison_json(comparison)))["won"] == 6
 
 
@@ -79,7 +79,7 @@ def test_an_evaluation_against_itself_shows_no_difference():
     comparison = compare(evaluation, evaluation)
     assert (comparison.p, comparison.difference.value, comparison.won, comparison.lost) == (1.0, 0.0, 0, 0)
     assert comparison.difference.low < 0.0 < comparison.difference.high
-    assert comparison.verdict.startswith("No difference")
+    assert comparison.verdict.startswith("No significant difference")
 
 
 def test_a_task_that_reads_differently_is_no_pair():
@@ -90,7 +90,7 @@ def test_a_task_that_reads_differently_is_no_pair():
 
 
 def test_evaluations_without_a_task_in_common_are_not_compared():
-    with pytest.raises(BadValueError, match="no task in common"):
+    with pytest.raises(BadValueError, match="no tasks in common"):
         compare(make_evaluation([0.5]), make_evaluation([0.5], names=["other"]))
 
 

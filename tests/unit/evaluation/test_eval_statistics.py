@@ -48,7 +48,7 @@ def test_pass_at_k_and_pass_all_k_are_unbiased(chance, k, more):
 
 
 def test_more_episodes_than_were_played_are_refused():
-    with pytest.raises(ValueError, match="no 5 of 4"):
+    with pytest.raises(ValueError, match="k=5, 4 episodes"):
         pass_at_k(4, 1, 5)
 
 

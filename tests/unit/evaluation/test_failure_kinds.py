@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_evaluations import a_call, make_trajectory, said
 
+from made_evaluations import a_call, make_trajectory, said
 from mcprl.evaluation.outcomes import (
     UNKNOWN_TOOL,
     CallFate,
@@ -92,7 +92,7 @@ def test_a_failure_without_a_reason_cannot_be_made():
     good = outcome_of(TASK, make_trajectory(said("Lima"), parts={"answer": 1.0}), Judged(success=True))
     assert good.failure is None
     fields = {name: getattr(good, name) for name in EpisodeOutcome.__dataclass_fields__}
-    with pytest.raises(ValueError, match="a failure has one reason"):
+    with pytest.raises(ValueError, match="a failure must have a reason"):
         EpisodeOutcome(**{**fields, "success": False})
 
 

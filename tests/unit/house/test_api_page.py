@@ -22,7 +22,8 @@ BASE_INSTALL = """
 import sys
 sys.path.insert(0, {scripts!r})
 for name in ("torch", "transformers", "renderers", "safetensors", "peft", "accelerate", "xgrammar", "skyrl_gym", "ray",
-             "tinker", "vllm", "duckdb", "mcprl_dashboard", "mcprl_market", "mcprl_skyrl_gym", "mcprl_suites"):
+             "tinker", "vllm", "duckdb", "mcprl_dashboard", "mcprl_market", "mcprl_skyrl_gym", "mcprl_suites",
+             "mcprl_synthesis"):
     sys.modules[name] = None
 import mcprl
 for name in mcprl.__all__:

@@ -27,7 +27,7 @@ BASE = {
 BEFORE_EPISODES = BASE | {"tasks", "tools", "chat", "grammar", "samplers"}
 BEFORE_RUNS = BEFORE_EPISODES | {"episodes", "learning"}
 BEFORE_TRAINING = BEFORE_RUNS | {"runs", "checks"}
-PACKAGES = {"mcprl_market", "mcprl_dashboard", "mcprl_skyrl_gym", "mcprl_suites"}
+PACKAGES = {"mcprl_market", "mcprl_dashboard", "mcprl_skyrl_gym", "mcprl_suites", "mcprl_synthesis"}
 
 # What each part of mcprl may import, besides itself. A new part needs a row here, and a sentence in docs/design.md.
 MAY_IMPORT = {
@@ -58,6 +58,8 @@ MAY_IMPORT = {
     "mcprl_dashboard": BASE | {"tasks", "runs"},
     "mcprl_skyrl_gym": BEFORE_EPISODES | {"episodes"},
     "mcprl_suites": BEFORE_TRAINING | {"evaluation", "servers", "cli"},
+    # Not the market: it must not know the world that it explores.
+    "mcprl_synthesis": BASE | {"tasks", "tools", "episodes", "scaffold", "cli"},
 }
 
 # Who may import a heavy library: files, or folders that end in a slash.

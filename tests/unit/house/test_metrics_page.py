@@ -93,15 +93,15 @@ def test_what_the_dashboard_draws_is_explained():
     assert {name for name in names if metric_named(name) is None} == set()
 
 
-@pytest.mark.parametrize("file", ["cli/panel.py", "runs/summary.py"])
+@pytest.mark.parametrize("file", ["cli/console.py", "runs/summary.py"])
 def test_what_a_table_in_the_terminal_reads_is_explained(file):
     tree = next(one.tree for one in source_files() if one.name == file)
-    read = {
-        node.slice.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
-        if isinstance(node.slice.value, str) and NAME.fullmatch(node.slice.value)
-    }
+    subscripts = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
+    of_steps = [node.slice for node in subscripts if isinstance(node.value, ast.Name) and node.value.id != "figures"]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    of_steps += [call.args[0] for call in calls if call.func.id == "figure"]
+    constants = [node.value for node in of_steps if isinstance(node, ast.Constant)]
+    read = {name for name in constants if isinstance(name, str) and NAME.fullmatch(name)}
     assert read
     assert {name for name in read if metric_named(name) is None} == set()
 

@@ -13,15 +13,16 @@ from typing import get_args
 import pytest
 from source_files import ROOT
 
-from mcprl.config import LOSSES, AlgorithmConfig, RunConfig, TrackingConfig
+from mcprl.config import ADVANTAGES, LOSSES, AlgorithmConfig, RunConfig, TrackingConfig
 from mcprl.recipe import load_recipe
 from mcprl.tracking import delivery, process
 
 REQUIREMENTS = ROOT / "docs" / "requirements.md"
-PAGES = ("requirements", "guides/coming-from", "architecture", "design", "extending")
+PAGES = ("requirements", "guides/coming-from", "design", "extending")
 IDS = [f"R{number}" for number in range(1, 33)]
 # In backticks: a path from the root of the repository and, behind two colons, something that is defined there.
 NAMED = re.compile(r"`((?:src|packages|tests|bench|docs|recipes|scripts)/[^`\s:]*)(?:::([\w.]+))?[^`]*`")
+MARK = re.compile(r"^# R\d+(?:, R\d+)*$", re.MULTILINE)  # under a test's docstring
 ROW = re.compile(r"^\| (R\d+) \|(.*)\|$", re.MULTILINE)
 
 
@@ -55,11 +56,12 @@ def test_every_requirement_has_one_row_in_order():
     assert list(rows()) == IDS
 
 
-def test_a_row_names_its_code_and_a_test():
+def test_a_row_names_its_code_and_a_test_has_its_id():
+    marked = "\n".join(line for test in (ROOT / "tests").rglob("test_*.py") for line in MARK.findall(test.read_text()))
     for identifier in IDS:
         paths = [path for path, _ in named_in(rows()[identifier]) if (ROOT / path).exists()]
-        assert any(path.startswith(("src/", "packages/", "scripts/")) for path in paths)
-        assert any(path.startswith("tests/") and "test_" in path for path in paths)
+        assert any(path.startswith(("src/", "packages/", "scripts/")) for path in paths), identifier
+        assert re.search(rf"\b{identifier}\b", marked), identifier
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -85,7 +87,8 @@ def test_a_path_or_a_function_that_is_gone_would_be_found():
 
 def choices(section: type, setting: str) -> set[str]:
     """The values that a setting may have."""
-    return set(LOSSES) if setting == "loss" else set(get_args(section.model_fields[setting].annotation))
+    known = {"loss": LOSSES, "advantages": ADVANTAGES}
+    return set(known.get(setting) or get_args(section.model_fields[setting].annotation))
 
 
 @pytest.mark.parametrize("setting", ["advantages", "loss", "aggregation"])

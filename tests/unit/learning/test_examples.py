@@ -102,7 +102,7 @@ def test_one_altered_id_in_the_packed_tensor_is_found(made, data, tree):
     pack, examples = packed(made, tree=tree)
     n = data.draw(st.integers(0, len(pack.sequence_N) - 1))
     pack.targets.token_id_N[n] += 1
-    with pytest.raises(AlignmentError, match=r"E-LEARN-001 only \d+\.\d\d% of the tokens"):
+    with pytest.raises(AlignmentError, match=r"E-LEARN-001 only \d+\.\d\d% of the learned tokens"):
         check_alignment(pack, examples)
 
 
@@ -142,7 +142,7 @@ def test_a_pack_of_other_trajectories_is_refused():
 
 def test_a_sampled_token_with_nothing_before_it_is_refused():
     # Nothing predicts the first token of a sequence; index −1 would silently score it at the end of the row.
-    with pytest.raises(AlignmentError, match="no token before it could predict it"):
+    with pytest.raises(AlignmentError, match="has no earlier tokens from which to predict it"):
         packed([make_trajectory([7, 8], "ss")], tree=True)
 
 

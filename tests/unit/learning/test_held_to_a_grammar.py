@@ -154,7 +154,7 @@ def test_a_token_that_the_grammar_does_not_admit_is_refused(held, grammars, make
 async def test_a_learner_without_grammars_refuses_a_turn_that_was_held_to_one(held, tiny_model, make_learner):
     learner = make_learner()
     for mixed in ([held[0], unheld(tiny_model)], [unheld(tiny_model), held[0]]):
-        with pytest.raises(AlignmentError, match="was sampled under a grammar, and the learner has no"):
+        with pytest.raises(AlignmentError, match="was sampled under a grammar, but the learner has no"):
             learner._update(batch_of(mixed))
         with pytest.raises(AlignmentError, match="was sampled under a grammar"):
             await learner.score(mixed)
@@ -165,8 +165,7 @@ def test_a_batch_in_which_the_policy_had_no_choice_makes_no_update(make_learner)
     update = make_learner()._update(batch_of(made))
     assert update.weights.version == 0
     assert update.skipped == (
-        "0 tokens are learnable, but algorithm.min_learnable_tokens is 1; sampling.constrain=off with masks=exact "
-        "left no more"
+        "0 tokens are learnable with sampling.constrain=off and masks=exact, but algorithm.min_learnable_tokens is 1"
     )
 
 

@@ -230,10 +230,10 @@ async def test_the_size_of_a_state_is_known_before_the_first_update(case, model,
 @pytest.mark.parametrize(
     ("algorithm", "settings", "words"),
     [
-        ({}, {"lora_rank": 3}, r"lora_A.default.weight as float32 \[2, 40\], .* \[3, 40\] .*lora_rank was 2, and is 3"),
-        ({}, {"tuning": "full"}, "learner.tuning was lora, and is full"),
-        ({"advantages": "gae"}, {}, "lacks policy/value_head.weight .*algorithm.advantages was grpo, and is gae"),
-        ({"kl": {"coefficient": 0.1, "reference": "ema"}}, {}, "lacks reference/"),
+        ({}, {"lora_rank": 3}, r"lora_A.default.weight as float32 \[2, 40\], .* \[3, 40\] .*lora_rank was 2, now 3"),
+        ({}, {"tuning": "full"}, "learner.tuning was lora, now full"),
+        ({"advantages": "gae"}, {}, "is missing policy/value_head.weight .*algorithm.advantages was grpo, now gae"),
+        ({"kl": {"coefficient": 0.1, "reference": "ema"}}, {}, "is missing reference/"),
     ],
 )
 async def test_a_state_of_other_settings_is_refused_in_words_and_changes_nothing(
@@ -251,7 +251,7 @@ async def test_a_state_of_other_settings_is_refused_in_words_and_changes_nothing
 async def test_a_state_with_more_than_the_learner_has_is_refused(model, tmp_path):
     learner = small_learner(small_config(model, algorithm={"advantages": "gae"}, **LORA), tmp_path / "one")
     state = await saved(learner, tmp_path / "state")
-    with pytest.raises(OtherStateError, match=r"has policy/value_head\.bias, which the learner does not have"):
+    with pytest.raises(OtherStateError, match=r"contains policy/value_head\.bias, which the learner does not have"):
         await small_learner(small_config(model, **LORA), tmp_path / "two").load_state(state)
 
 
@@ -261,10 +261,10 @@ async def test_a_state_of_other_processes_is_refused_in_words(model, tmp_path):
     told = json.loads((state / "learner-0-of-1.json").read_text()) | {"processes": 2, "sharding": "zero3"}
     (state / "learner-0-of-1.json").unlink()
     (state / "learner-0-of-2.json").write_text(json.dumps(told))
-    with pytest.raises(OtherStateError, match="saved by 2 processes with zero3, but is to be loaded by one process"):
+    with pytest.raises(OtherStateError, match="saved by 2 processes with zero3, but is being loaded by one process"):
         await learner.load_state(state)
     (state / "learner-0-of-2.json").unlink()
-    with pytest.raises(OtherStateError, match="has no state of a learner"):
+    with pytest.raises(OtherStateError, match="contains no learner state"):
         await learner.load_state(state)
 
 

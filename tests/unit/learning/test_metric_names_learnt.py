@@ -13,7 +13,7 @@ from small_models import save_small_model, small_batch, small_config, small_grou
 
 from metrics_table import METRICS, metric_named
 
-LEARNT = ("if tokens were scored", "if the newest weights sampled tokens")
+LEARNT = ("scored", "fresh")
 ON_REQUEST = (
     "with a reference policy",
     "with `algorithm.kl.cap`",

@@ -392,5 +392,7 @@ def test_a_lower_learning_rate_ends_the_overflows(tiny_qwen3, tmp_path):
 
     with pytest.raises(NonFiniteError, match="3 updates in a row") as caught:
         learn(1e9)
-    assert caught.value.fix == "look at the episodes in the message; lower learner.learning_rate"  # it is in float32
+    assert (
+        caught.value.fix == "inspect the episodes named in the message; lower learner.learning_rate"
+    )  # it is in float32
     assert learn(2e-4) is None

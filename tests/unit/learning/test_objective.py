@@ -300,7 +300,7 @@ async def test_a_step_beyond_the_cap_is_not_made(model, tmp_path):
 @pytest.mark.parametrize(
     ("limit", "reason"),
     [
-        ({"min_learnable_tokens": 18}, "17 tokens are learnable, but algorithm.min_learnable_tokens is 18"),
+        ({"min_learnable_tokens": 18}, "but algorithm.min_learnable_tokens is 18"),
         ({"min_learnable_tokens": 1, "min_learnable_share": 0.9}, "of the sampled tokens are learnable"),
         ({"min_learnable_tokens": 17}, None),
     ],

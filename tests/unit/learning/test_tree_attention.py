@@ -210,13 +210,13 @@ def test_a_model_with_an_image_part_and_full_attention_only_is_not_refused():
 def test_attention_that_is_not_plain_is_refused_in_the_layer_itself(model, config, what):
     config._attn_implementation = TREE_ATTENTION
     policy = model(config).eval()
-    with pytest.raises(UnsharableError, match=f"attends with .*{what}.*Fix: set learner.share_prefix to false"):
+    with pytest.raises(UnsharableError, match=f"uses .*{what}.*Fix: set learner.share_prefix to false"):
         policy(input_ids=torch.arange(10)[None], tree=tree_of((6, -1), (4, 0)))
 
 
 def test_attention_sinks_are_refused_in_the_layer_itself():
     query, key, value = heads(8)
-    with pytest.raises(UnsharableError, match="Identity attends with s_aux"):
+    with pytest.raises(UnsharableError, match="Identity uses s_aux"):
         tree_attention(torch.nn.Identity(), query, key, value, None, s_aux=torch.zeros(4), sliding_window=None)
 
 

@@ -71,7 +71,7 @@ async def test_without_a_sandbox_code_runs_only_if_allowed_and_with_a_loud_warni
         launch = choose_launch(Limits(deadline_s=60.0), allow_unsafe=True)
     assert launch == Launch(limits=Limits(deadline_s=60.0), bubblewrap=None)
     assert "WITHOUT A SANDBOX" in caplog.text
-    for said in ("read every file", "network", "processes that stay behind"):
+    for said in ("read and change all files", "network", "leave processes behind"):
         assert said in caplog.text
     async with Sandbox(launch, spares=1) as sandbox:
         outcome = await sandbox.run(

@@ -48,7 +48,7 @@ def test_any_other_failure_is_a_protocol_error_with_the_method_and_the_code(code
 
 @pytest.mark.parametrize("code", ["ratelimited", "rate_limited"])
 def test_slack_asked_too_often_asks_for_a_wait(code):
-    with pytest.raises(MCPError, match="called too often") as caught:
+    with pytest.raises(MCPError, match="received too many calls") as caught:
         checked_answer("conversations.list", failed(code))
     assert caught.value.data[RETRY_AFTER_S] > 0
 

@@ -89,7 +89,7 @@ def test_a_checkpoint_that_was_not_finished_is_skipped_with_a_word(checkpoints):
     (unfinished / "state.json").write_text("{}")
     newest, skipped = checkpoints.newest()
     assert newest == whole
-    assert skipped == [Damaged(path=unfinished, why="was not finished")]
+    assert skipped == [Damaged(path=unfinished, why="is incomplete")]
 
 
 def test_what_an_attempt_left_behind_is_gone_with_the_next(checkpoints):
@@ -170,12 +170,12 @@ def save_beside(checkpoints: Checkpoints, step: int) -> Path:
             "manifest.json does not match its checksum",
         ),
         (lambda path: (path / "learner" / "more").write_text(""), "learner/more is not in its manifest"),
-        (lambda path: (path / "state.json").write_text("{}"), "state.json has 2 bytes, but 23 were written"),
+        (lambda path: (path / "state.json").write_text("{}"), "state.json has 2 bytes instead of 23"),
         (
             lambda path: flip(path / "learner" / "policy.safetensors", 999),
             "learner/policy.safetensors does not match its checksum",
         ),
-        (lambda path: path.rename(path.with_name("step-00003")), "holds step 2: the folder was renamed or copied"),
+        (lambda path: path.rename(path.with_name("step-00003")), "contains step 2: the folder was renamed or copied"),
     ],
 )
 def test_damage_is_named_and_the_one_before_is_taken(checkpoints, damage, why):
@@ -201,7 +201,7 @@ def test_a_checkpoint_of_another_format_is_skipped_with_both_formats_named(check
         patched.setattr("mcprl.runs.checkpoints._FORMAT", 2)
         save(checkpoints, 1)
     _, skipped = checkpoints.newest()
-    assert [damaged.why for damaged in skipped] == ["has format 2, but this mcprl reads format 1"]
+    assert [damaged.why for damaged in skipped] == ["has format 2, but this version of mcprl reads format 1"]
 
 
 @pytest.mark.slow

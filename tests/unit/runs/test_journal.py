@@ -166,14 +166,25 @@ async def test_an_episode_is_never_written_twice(tmp_path):
     assert (tmp_path / NAME).read_bytes().count(b"\n") == 2
 
 
-def test_if_an_episode_is_there_twice_the_first_counts(tmp_path):
+async def test_a_version_that_replaces_an_episode_counts(tmp_path):
+    final = make_trajectory(step=STEP, text="final")
+    async with EpisodeJournal(tmp_path) as journal:
+        await journal.add(make_trajectory(step=STEP, text="waits for its group"))
+        await journal.add(make_trajectory(step=STEP, member=1))
+        await journal.add(final, instead=True)
+    finished = EpisodeJournal(tmp_path).finished(STEP)
+    assert list(finished) == [(final.task_id, 0), (final.task_id, 1)]
+    assert finished[final.task_id, 0] == final
+
+
+def test_if_an_episode_is_there_twice_the_last_counts(tmp_path):
     for folder, text in (("a", "first"), ("b", "second")):
         (tmp_path / folder).mkdir()
         asyncio.run(write(tmp_path / folder, [make_trajectory(step=STEP, text=text)]))
     with (tmp_path / "a" / NAME).open("ab") as file:
         file.write((tmp_path / "b" / NAME).read_bytes())
     (found,) = EpisodeJournal(tmp_path / "a").finished(STEP).values()
-    assert found.turns[0].text == "first"
+    assert found.turns[0].text == "second"
 
 
 @given(data=st.data())
@@ -202,7 +213,7 @@ def test_a_flipped_bit_loses_only_its_line_and_is_reported(tmp_path_factory, wri
     touched = whole[: bit // 8].count(b"\n")
     assert list(journal.finished(STEP).values()) == [t for t in made if t.member != touched]
     assert journal.problems
-    assert all(NAME in problem and "played again" in problem for problem in journal.problems)
+    assert all(NAME in problem and "rerun" in problem for problem in journal.problems)
     asyncio.run(write(folder, [made[touched]]))
     assert sorted(members(EpisodeJournal(folder).finished(STEP))) == [0, 1, 2, 3]
 
@@ -240,8 +251,8 @@ def test_damage_is_reported_once_even_if_the_file_is_read_again_to_append(tmp_pa
 
     problems = asyncio.run(read_and_append())
     assert [problem.partition(": ")[2] for problem in problems] == [
-        "line 2 is damaged; its episode is played again",
-        "the last line is torn; its episode is played again",
+        "line 2 is damaged; its episode is rerun",
+        "the last line is incomplete; its episode is rerun",
     ]
     assert (tmp_path / NAME).read_bytes() == lines[0] + b"rot\n" + lines[1] + lines[2]
 

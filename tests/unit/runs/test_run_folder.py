@@ -112,7 +112,7 @@ def test_outputs_that_are_not_writable_are_refused_in_the_words_of_the_doctor(tm
     said = f"training.outputs is {tmp_path}/file/outputs, but {tmp_path}/file is not writable: Not a directory"
     with pytest.raises(StorageError, match=said) as raised:
         RunFolder.create(make_config(tmp_path / "file" / "outputs"))
-    assert raised.value.fix == "set training.outputs to a folder that you may write to"
+    assert raised.value.fix == "set training.outputs to a folder with write permission"
 
 
 def test_a_folder_is_ready_for_all_that_a_run_writes(folder):

@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from mcprl.learning.models import merge_adapter
 from mcprl.samplers.vllm_worker import MergedAdapter
 
 
@@ -58,7 +59,7 @@ def test_a_layer_that_the_model_does_not_have_is_objected_to(trained):
     adapter = MergedAdapter(folder)
     name = next(name for name in base if name.endswith("q_proj.weight"))
     list(adapter.added_to((other, tensor) for other, tensor in base.items() if other != name))
-    assert adapter.objections == [f"there is no {name} to add it to"]
+    assert adapter.objections == [f"the model has no weight {name}"]
 
 
 def altered(trained, path, *, settings: dict[str, object], tensors: dict[str, torch.Tensor]) -> MergedAdapter:
@@ -83,3 +84,13 @@ def test_what_is_more_than_two_matrices_is_objected_to(trained, tmp_path, settin
     list(adapter.added_to(trained[1].items()))
     assert len(adapter.objections) == 1
     assert adapter.objections[0].startswith(objection)
+
+
+def test_an_exported_model_has_the_merged_weights_rounded_once_and_its_tokenizer(trained, tiny_qwen3, tmp_path):
+    folder, _, merged = trained
+    merge_adapter(str(tiny_qwen3), folder, tmp_path / "out", dtype="bfloat16")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="bfloat16").state_dict()
+    assert exported.keys() == merged.keys()
+    for name, tensor in exported.items():
+        torch.testing.assert_close(tensor, merged[name].bfloat16())
+    assert (tmp_path / "out" / "tokenizer_config.json").exists()

@@ -56,7 +56,7 @@ def test_a_folder_without_settings_or_weights_is_refused(one_file, missing, reas
 
 def test_a_file_without_tensors_is_refused(one_file):
     save_file({}, one_file / "model.safetensors")
-    with pytest.raises(BadValueError, match="lacks tensors, for example all"):
+    with pytest.raises(BadValueError, match="is missing tensors, for example all"):
         check_files(one_file)
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_the_index_names_must_be_there(two_files):
 
 def test_a_tensor_that_the_index_names_must_be_there(two_files):
     save_file({"c": torch.ones(3)}, two_files / "b.safetensors")
-    with pytest.raises(BadValueError, match=r"b\.safetensors lacks tensors, for example b"):
+    with pytest.raises(BadValueError, match=r"b\.safetensors is missing tensors, for example b"):
         check_files(two_files)
 
 

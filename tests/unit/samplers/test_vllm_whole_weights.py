@@ -112,7 +112,7 @@ async def test_another_model_is_refused_before_the_server_comes_to_rest(tmp_path
         return whole_weights_answer(path, body, compare_model_folder=["hidden_size is 32 instead of 64"])
 
     async with answering(tmp_path, answer, FULL) as (sampler, seen):
-        with pytest.raises(BadValueError, match=r"a different model from some/model: hidden_size is 32 instead of 64"):
+        with pytest.raises(BadValueError, match=r"a different model than some/model: hidden_size is 32 instead of 64"):
             await sampler.publish(whole)
         assert len(seen) == 1
         assert (await sampler.sample(REQUEST)).token_ids == (7, 8)

@@ -107,7 +107,7 @@ def test_a_name_of_a_company_determines_its_symbol_but_a_common_word_does_not():
 def test_a_number_of_the_question_is_not_a_check():
     echoed = conversation("Is VLKN above 213.88?", [quote("VLKN", QUOTE)], "No, it is at 213.88.")
     assert derive(echoed, CORPUS).goal is None
-    assert derive(echoed, CORPUS).lacks[0].startswith("the answer states no value")
+    assert derive(echoed, CORPUS).lacks[0].startswith("the answer contains no value")
 
 
 def test_a_default_is_not_an_expected_argument():
@@ -134,7 +134,7 @@ def test_most_of_several_values_must_be_stated():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"ended_on_tool": True}, "result of a tool"),
+        ({"ended_on_tool": True}, "a tool result"),
         ({"calls": (quote("VLKN", QUOTE),), "answer": None}, "without an answer"),
         ({"calls": tuple(replace(call, failed=True) for call in ASKED.calls)}, "most of its calls failed"),
         ({"calls": (quote("VLKN", QUOTE),), "answer": "I will now proceed to look it up."}, "announces"),
@@ -182,7 +182,7 @@ def test_the_example_becomes_a_project_that_loads(project):
     assert "Price: $210.11" in found.text, "the refusal of `ticker` is not what the tool said"
     report = json.loads((folder / "report.json").read_text())
     assert (report["rows"], report["usable"], report["proven"], report["demonstrations"]) == (9, 7, 7, 6)
-    assert "it ends on the result of a tool" in (folder / "report.md").read_text()
+    assert "it ends with a tool result" in (folder / "report.md").read_text()
 
 
 def test_demonstrations_are_chats_in_openai_format_of_proven_training_tasks_only(project):
@@ -202,7 +202,7 @@ def test_demonstrations_are_chats_in_openai_format_of_proven_training_tasks_only
 def test_nothing_is_written_if_nothing_can_be_proven_or_the_folder_is_taken(without_servers, tmp_path):
     file, out = tmp_path / "log.jsonl", tmp_path / "out"
     file.write_text(EXAMPLE.read_text().splitlines()[7] + "\n")
-    with pytest.raises(TaskFileError, match="no conversation gives a task"):
+    with pytest.raises(TaskFileError, match="no conversation yields a task"):
         import_project([file], out)
     assert not out.exists()
     out.mkdir()

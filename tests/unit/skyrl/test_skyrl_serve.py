@@ -229,7 +229,10 @@ async def test_a_failed_start_is_reported_with_the_last_lines_of_the_log(tmp_pat
 
 @pytest.mark.process
 async def test_a_model_with_another_dtype_is_reported_with_a_fix(tmp_path):
-    with pytest.raises(UnfitEngineError, match=r"/models/small's config\.json, which is not float32.*set model\.dtype"):
+    with pytest.raises(
+        UnfitEngineError,
+        match=r"/models/small's config\.json, which differs from model\.dtype \(float32\).*set model\.dtype",
+    ):
         await start(tmp_path, program(tmp_path, f"#!/bin/sh\nexit {UNFIT_EXIT_CODE}\n"))
 
 

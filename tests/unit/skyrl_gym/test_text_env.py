@@ -157,7 +157,7 @@ def test_many_threads_play_at_once(recipe, tasks):
     ("line", "settings", "error", "said"),
     [
         ({"tools": ["fax"]}, {}, UnknownToolError, "fax"),
-        ({"answer": None}, {}, TaskFileError, "nothing is checked"),
+        ({"answer": None}, {}, TaskFileError, "the task checks nothing"),
         ({}, {"max_turns": 1}, BadValueError, "generator.max_turns is 1"),
         ({}, {"overrides": ("sampling.constrain=calls",)}, BadValueError, "turns constrained by a grammar"),
         ({}, {"overrides": ("episodes.injected_errors=0.1",)}, BadValueError, "injected errors"),

@@ -117,7 +117,7 @@ def test_a_turn_is_read_without_its_thinking_and_its_end(chats):
 
 
 def test_a_template_that_writes_results_differently_from_the_family_is_refused(tiny_qwen3):
-    with pytest.raises(BadValueError, match="shows tool results differently"):
+    with pytest.raises(BadValueError, match="renders tool results differently"):
         Wording(load_chat(str(tiny_qwen3), "qwen3"))
 
 

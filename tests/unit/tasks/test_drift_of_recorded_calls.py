@@ -75,7 +75,7 @@ def test_the_report_names_every_call_that_does_not_exist_and_no_other(path):
             call.message,
             call.tool,
             names_in(call.problems, "has no argument"),
-            names_in(call.problems, "lacks the argument"),
+            names_in(call.problems, "is missing the argument"),
         )
         for call in report.drift
     }

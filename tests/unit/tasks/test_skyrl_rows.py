@@ -76,7 +76,7 @@ def test_a_sequence_of_tools_is_expected_in_its_order_and_what_it_lacks_is_not_c
     (entry,) = read(row(reward_spec={"method": "rule", "ground_truth": truth})).entries
     calls = tuple(ExpectedCall(tool=name) for name in "aba")
     assert entry.task.goal == Goal(answer=AnyText(), calls=calls, in_any_order=False)
-    assert entry.not_checked == ("reward_spec.ground_truth.expected_tools: z, not in tool_sequence",)
+    assert entry.not_checked == ("reward_spec.ground_truth.expected_tools: z, which is not in tool_sequence",)
 
 
 def test_the_prompt_ends_before_the_first_assistant_message(read):
@@ -139,8 +139,8 @@ def test_copies_of_one_row_stay_tasks_of_their_own(read):
         ({"ground_truth": {"final_state": {"done": True}, "expected_outcome": None, "rules": []}}, ["….final_state"]),
         ({"ground_truth": {}, "weight": 2}, ["reward_spec.weight"]),
         ({"ground_truth": "72"}, ["reward_spec.ground_truth"]),
-        ({}, ["reward_spec.ground_truth: it is missing"]),
-        (None, ["reward_spec.ground_truth: it is missing"]),
+        ({}, ["reward_spec.ground_truth is missing"]),
+        (None, ["reward_spec.ground_truth is missing"]),
         ({"ground_truth": {"success_criteria": {"error_recovery_demonstrated": False}}}, []),
     ],
 )
@@ -153,7 +153,7 @@ def test_what_no_goal_can_check_is_named_and_what_asks_for_nothing_is_not(read, 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"prompt": 3}, "prompt: is neither a text nor a list of messages"),
+        ({"prompt": 3}, "prompt: is neither a string nor a list of messages"),
         ({"prompt": []}, "prompt: there is no user message"),
         ({"prompt": [{"role": "assistant", "content": "Hi"}]}, "prompt: there is no user message"),
         ({"prompt": [{"role": "tool", "content": "Hi"}]}, "prompt: message 1 has role 'tool'"),

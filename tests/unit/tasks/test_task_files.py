@@ -17,9 +17,12 @@ from mcprl.goals import (
     Contains,
     Exactly,
     ExpectedCall,
+    ExpectedCheck,
     ExpectedState,
     Goal,
     HasAll,
+    HasDate,
+    HasFields,
     HasNumber,
     Matches,
 )
@@ -103,12 +106,45 @@ def test_a_line_with_all_fields_becomes_a_task(write):
         ({"all": ["VLKN", "ORBT"]}, HasAll(members=("VLKN", "ORBT"))),
         ({"all": ["VLKN"], "none_of": ["HALE"]}, HasAll(members=("VLKN",), none_of=("HALE",))),
         ({"matches": "^[A-Z]{4}$"}, Matches(pattern="^[A-Z]{4}$")),
+        ({"number": 5, "unit": "km"}, HasNumber(value=5.0, unit="km")),
+        ({"date": "2025-11-14", "tolerance_days": 1}, HasDate(date="2025-11-14", tolerance_days=1)),
+        (
+            {"fields": {"a.b": "x", "c": {"number": 3}}},
+            HasFields(fields={"a.b": Contains(text="x"), "c": HasNumber(value=3.0)}),
+        ),
     ],
 )
 def test_each_shape_of_an_answer_is_its_goal_also_in_the_texts_of_a_state(write, answer, goal):
     line = {"id": "a", "prompt": "Hi", "answer": answer, "state": [{"tool": "t", "texts": [answer]}]}
     (task,) = load_tasks(write(json.dumps(line)))
     assert task.goal == Goal(answer=goal, state=(ExpectedState(tool="t", texts=(goal,)),))
+
+
+@pytest.mark.parametrize("check", ["checks.py:closed", {"function": "checks.py:closed", "probes": ["tickets"]}])
+def test_the_file_of_a_check_is_relative_to_the_task_file_and_calls_may_come_in_sets(write, check, tmp_path):
+    calls = [{"tool": "a"}, [{"tool": "b"}, {"tool": "c"}]]
+    path = write(json.dumps({"id": "a", "prompt": "Hi", "check": check, "calls": calls}))
+    (task,) = load_tasks(path)
+    probes = () if isinstance(check, str) else ("tickets",)
+    assert task.goal.check == ExpectedCheck(function=f"{tmp_path}/checks.py:closed", probes=probes)
+    assert [call.tool for call in task.goal.calls] == ["a", "b", "c"]
+    assert task.goal.call_sets == (1, 2)
+    write_tasks([task], path)
+    assert load_tasks(path) == (task,)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"answer": {"date": "2025-02-30"}}, "answer.date: there is no such day"),
+        ({"answer": {"number": 5, "unit": "kn"}}, "answer.unit: Input should be 'mm', "),
+        ({"check": "checks.py"}, "check.function: String should match pattern"),
+        ({"calls": [[{"tool": "a"}]]}, "calls.0: List should have at least 2 items"),
+        ({"calls": [[{"tool": "a"}, {"tool": "b"}]], "in_any_order": True}, "remove it, or the lists within calls"),
+    ],
+)
+def test_a_check_that_cannot_be_met_is_refused_with_its_field(write, wrong, said):
+    assert said in refusal(write(json.dumps({"id": "a", "prompt": "Hi"} | wrong))).what
 
 
 def test_what_is_left_out_has_its_default(write):
@@ -153,42 +189,45 @@ def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_fac
         ("{", "not JSON"),
         ('{"id": "b" "prompt": "x"}', "not JSON"),
         ("3", ":3: 3 is not an object"),
-        ('{"prompt": "x"}', "id: it is missing"),
+        ('{"prompt": "x"}', "id: this field is missing"),
         ('{"id": "", "prompt": "x"}', "id: "),
-        ('{"id": "b"}', "prompt: it is missing"),
+        ('{"id": "b"}', "prompt: this field is missing"),
         ('{"id": "b", "prompt": 3}', "prompt: "),
         ('{"id": "b", "prompt": []}', "prompt: "),
         (
             '{"id": "b", "prompt": "x", "anwser": "y"}',
-            "anwser: there is no such field (did you mean 'answer'?)",
+            "anwser: unknown field (did you mean 'answer'?)",
         ),
         ('{"id": "b", "prompt": "x", "answer": 3}', "answer: "),
         ('{"id": "b", "prompt": "x", "difficulty": "trivial"}', "difficulty: "),
         ('{"id": "b", "prompt": "x", "max_turns": "three"}', "max_turns: 'three' is not a whole number"),
         ('{"id": "b", "prompt": "x", "tools": "find_person"}', "tools: 'find_person' is not a list"),
-        ('{"id": "b", "prompt": "x", "calls": [{"tool": "a"}, {"arguments": {}}]}', "calls.1.tool: it is missing"),
+        (
+            '{"id": "b", "prompt": "x", "calls": [{"tool": "a"}, {"arguments": {}}]}',
+            "calls.1.tool: this field is missing",
+        ),
         (
             '{"id": "b", "prompt": "x", "calls": [{"tool": "a", "args": {}}]}',
-            "calls.0.args: there is no such field (did you mean 'arguments'?)",
+            "calls.0.args: unknown field (did you mean 'arguments'?)",
         ),
         (
             '{"id": "b", "prompt": [{"role": "user", "content": "x", "nmae": "y"}]}',
-            "prompt.0.nmae: there is no such field (did you mean 'name'?)",
+            "prompt.0.nmae: unknown field (did you mean 'name'?)",
         ),
-        ('{"id": "b", "prompt": [{"role": "user"}]}', "prompt.0.content: it is missing"),
-        ('{"id": "b", "prompt": "x"}', "nothing is checked"),
-        ('{"id": "b", "prompt": "x", "in_any_order": true}', "nothing is checked"),
+        ('{"id": "b", "prompt": [{"role": "user"}]}', "prompt.0.content: this field is missing"),
+        ('{"id": "b", "prompt": "x"}', "the task checks nothing"),
+        ('{"id": "b", "prompt": "x", "in_any_order": true}', "the task checks nothing"),
         ('{"id": "b", "id": "c", "prompt": "x", "answer": "y"}', "the key 'id' appears twice in one object"),
         ('{"id": "b", "prompt": "x", "calls": [{"tool": "t", "tool": "u"}]}', "the key 'tool' appears twice"),
         ('{"id": "b", "prompt": "x", "answer": ""}', "answer: "),
-        ('{"id": "b", "prompt": "x", "answer": {}}', "answer: write a text, or an object with one of the keys any,"),
+        ('{"id": "b", "prompt": "x", "answer": {}}', "answer: write a string, or an object with one of the keys any,"),
         ('{"id": "b", "prompt": "x", "answer": {"any": false}}', "answer.any: "),
         ('{"id": "b", "prompt": "x", "answer": {"number": "3"}}', "answer.number: "),
         ('{"id": "b", "prompt": "x", "answer": {"number": NaN}}', "NaN is not JSON"),
         ('{"id": "b", "prompt": "x", "answer": {"number": 3, "tolerance": -1}}', "answer.tolerance: "),
         (
             '{"id": "b", "prompt": "x", "answer": {"number": 3, "contains": "x"}}',
-            "contains: there is no such field",
+            "contains: unknown field",
         ),
         ('{"id": "b", "prompt": "x", "answer": {"all": []}}', "answer.all: "),
         (
@@ -199,8 +238,11 @@ def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_fac
         ('{"id": "b", "prompt": "x", "state": [{"tool": "t", "texts": ["a", {"matches": "*"}]}]}', "texts.1.matches: "),
         ('{"id": "b", "prompt": "x", "answer": "y", "min_calls": "2"}', "min_calls: "),
         ('{"id": "b", "prompt": "x", "answer": "y", "in_any_order": 1}', "in_any_order: 1 is not true or false"),
-        ('{"id": "b", "prompt": "x", "answer": "y", "solution": {"calls": []}}', "solution.answer: it is missing"),
-        ('{"id": "b", "prompt": "x", "answer": "y"} {}', "not JSON (something follows the value)"),
+        (
+            '{"id": "b", "prompt": "x", "answer": "y", "solution": {"calls": []}}',
+            "solution.answer: this field is missing",
+        ),
+        ('{"id": "b", "prompt": "x", "answer": "y"} {}', "not JSON (there is text after the value)"),
         ('{"id": "b", "prompt": "\\ud83d", "answer": "y"}', "a lone surrogate"),
         (
             '{"id": "b", "prompt": "x", "env_class": "e", "reward_spec": {}}',
@@ -208,12 +250,12 @@ def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_fac
         ),
         (
             '{"id": "b", "prompt": "x", "solution": {"awnser": ""}}',
-            "awnser: there is no such field (did",
+            "awnser: unknown field (did",
         ),
         ('{"id": "b", "prompt": "x", "answer": {"matches": "' + "a" * 5000 + '"}}', "more than 4096 characters"),
         ('{"id": "b", "prompt": ' + "[" * 101 + "]" * 101 + "}", "it is nested more than 100 deep"),
         ('{"id": "b", "prompt": ' + "[" * 100_000, "it is nested more than 100 deep"),
-        ('{"id": "b", "prompt": ' + "9" * 5000 + "}", "a number is too long"),
+        ('{"id": "b", "prompt": ' + "9" * 5000 + "}", "a number has too many digits"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number_and_the_field(write, line, words):
@@ -257,8 +299,8 @@ def test_a_preamble_is_a_list_of_messages_with_calls_and_results(write):
         ("{}", "{} is not a list"),
         ("[", "not JSON"),
         ('[{"role": "user", "role": "system", "content": "x"}]', "the key 'role' appears twice"),
-        ('[{"role": "user"}]', "0.content: it is missing"),
-        ('[{"role": "user", "content": "x", "nmae": "y"}]', "0.nmae: there is no such field"),
+        ('[{"role": "user"}]', "0.content: this field is missing"),
+        ('[{"role": "user", "content": "x", "nmae": "y"}]', "0.nmae: unknown field"),
     ],
 )
 def test_a_wrong_preamble_is_refused_with_the_file_and_the_field(write, text, words):
@@ -273,7 +315,7 @@ def test_a_wrong_preamble_is_refused_with_the_file_and_the_field(write, text, wo
 def test_a_list_of_tasks_is_read_like_lines_and_an_error_names_its_row(write):
     assert [task.id for task in load_tasks(write(f"\n[{GOOD},\n{GOOD.replace('a', 'b', 1)}]\n"))] == ["a", "b"]
     path = write(f'[{GOOD}, {{"id": "b", "prompt": "x"}}]')
-    assert refusal(path).what.startswith(f"{path}: row 2: nothing is checked")
+    assert refusal(path).what.startswith(f"{path}: row 2: the task checks nothing")
 
 
 @pytest.mark.parametrize("text", [f"[{GOOD}", f"[{GOOD} {GOOD}]", f"[{GOOD},]", f"[{GOOD}] x", "[nonsense]"])
@@ -362,7 +404,7 @@ def test_a_written_line_leaves_out_defaults():
 @pytest.mark.parametrize(
     ("goal", "words"),
     [
-        (Goal(), "nothing is checked"),
+        (Goal(), "the task checks nothing"),
         (Goal(answer=Contains(text=" ")), "answer: "),
         (Goal(min_calls=-1), "min_calls: "),
     ],
@@ -381,9 +423,9 @@ def test_a_task_that_cannot_be_written_is_refused_and_the_file_stays_unchanged(t
 
 def test_duplicate_ids_and_empty_lists_are_not_written(tmp_path):
     good = task_of(json.loads(GOOD))
-    with pytest.raises(TaskFileError, match="two tasks to be written have the id 'a'"):
+    with pytest.raises(TaskFileError, match="two of the tasks to write have the id 'a'"):
         write_tasks([good, good], tmp_path / "tasks.jsonl")
-    with pytest.raises(TaskFileError, match="no tasks to write"):
+    with pytest.raises(TaskFileError, match="the list of tasks to write"):
         write_tasks([], tmp_path / "tasks.jsonl")
     with pytest.raises(TaskFileError, match="No such file"):
         write_tasks([good], tmp_path / "nowhere" / "tasks.jsonl")

@@ -61,7 +61,7 @@ def unreachable(**fields: object) -> list[str]:
 
 def test_a_needed_tool_that_is_not_on_offer_is_unreachable():
     assert unreachable(tools=("tavily_search",), goal=needs("fmp_get_quote")) == [
-        "it needs fmp_get_quote, which is not among its tools"
+        "it needs fmp_get_quote, which is not in the task's tools"
     ]
     assert unreachable(tools=("fmp_get_quote",), goal=needs("fmp_get_quote")) == []
     assert unreachable(goal=needs("fmp_get_quote")) == []
@@ -75,8 +75,8 @@ def test_an_expected_argument_that_the_tool_does_not_have_is_unreachable_and_one
 def test_a_solution_that_could_not_be_played_is_unreachable():
     calls = (ToolCall(name="fmp_get_quote", arguments={}), ToolCall(name="tavily_search", arguments={"query": "x"}))
     assert unreachable(tools=("fmp_get_quote",), solution=Solution(calls=calls, answer="x")) == [
-        "its solution needs fmp_get_quote, which is not given 'symbol'",
-        "its solution needs tavily_search, which is not among its tools",
+        "its solution needs fmp_get_quote, which is called without 'symbol'",
+        "its solution needs tavily_search, which is not in the task's tools",
     ]
 
 
@@ -98,7 +98,7 @@ def test_a_solution_with_more_calls_than_turns_cannot_be_played(difficulty, max_
 
 def test_a_turn_may_have_several_calls_and_the_answer_is_a_turn_of_its_own():
     calls = needs(*["polygon_get_market_status"] * 6)
-    both = "it needs a turn for its calls and one for its answer, but may take 1 turn"
+    both = "it needs one turn for calls and one for the answer, but its limit is 1 turn"
     assert unreachable(goal=calls, max_turns=1) == []
     assert unreachable(goal=replace(calls, answer=AnyText()), max_turns=2) == []
     assert unreachable(goal=replace(calls, answer=AnyText()), max_turns=1) == [both]
@@ -109,13 +109,13 @@ def test_a_turn_may_have_several_calls_and_the_answer_is_a_turn_of_its_own():
     [
         (Matches(pattern="(a"), "is not a usable regular expression"),
         (Matches(pattern="a"), None),
-        (HasNumber(value=1 / 3), "the tolerance is below the rounding"),
+        (HasNumber(value=1 / 3), "even the rounded value"),
         (HasNumber(value=1 / 3, tolerance=0.005), None),
         (HasNumber(value=213.88), None),
         (HasNumber(value=391_035_000_000), None),
         (HasNumber(value=0.0000123456, tolerance=1e-12), None),
-        (HasNumber(value=1234.56789, tolerance=1e-6), "the tolerance is below the rounding"),
-        (HasAll(members=("VLKN",), none_of=("vlkn",)), "must have 'VLKN' and must not have it"),
+        (HasNumber(value=1234.56789, tolerance=1e-6), "even the rounded value"),
+        (HasAll(members=("VLKN",), none_of=("vlkn",)), "must contain 'VLKN' and must not contain it"),
         (HasAll(members=("VLKN",), none_of=("ORBT",)), None),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_state_that_its_tool_cannot_be_asked_for_is_unreachable():
     state = ExpectedState(tool="get_slack_channel_history", arguments={"channel": "C1"}, texts=(AnyText(),))
     assert unreachable(goal=Goal(state=(state,))) == [
         "its state is checked with get_slack_channel_history, which has no argument 'channel'",
-        "its state is checked with get_slack_channel_history, which is not given 'channel_id'",
+        "its state is checked with get_slack_channel_history, which is called without 'channel_id'",
     ]
 
 
@@ -163,7 +163,7 @@ def test_a_task_that_another_file_has_too_leaks_by_its_question_or_its_solution_
     mine = [task("a", "same"), task("b", **solved("3")), task("c", **solved("4")), task("z", "Another?"), task("d")]
     assert problems(*mine, kind=ProblemKind.LEAK, against=(other,)) == [
         ("line 1", "asks the same question as x (validation.jsonl, line 1)"),
-        ("line 2", "has the goal and solution of y (validation.jsonl, line 2)"),
+        ("line 2", "has the same goal and solution as y (validation.jsonl, line 2)"),
     ]
 
 

@@ -95,7 +95,9 @@ def test_no_file_is_needed_where_none_is_named():
 
 
 def test_a_named_file_that_is_missing_is_an_error_with_a_fix(tmp_path):
-    with pytest.raises(MissingKeyError, match=r"E-TOOL-007 .*keys\.env cannot be read: No such file.* Fix: create it"):
+    with pytest.raises(
+        MissingKeyError, match=r"E-TOOL-007 .*keys\.env cannot be read: No such file.* Fix: create the file"
+    ):
         load_keys(tmp_path / "keys.env")
 
 
@@ -162,7 +164,7 @@ def test_expansion_replaces_the_reference_and_leaves_what_stands_around_it(befor
 
 @pytest.mark.parametrize("reference", ["${env:NAME}", "${input:fmp-key}", "${A:-${B}}"])
 def test_references_of_other_clients_are_refused_rather_than_passed_on(tmp_path, reference):
-    with pytest.raises(ServerFileError, match=r"server 'a' has '\$\{.* Fix: write \$\{NAME\}"):
+    with pytest.raises(ServerFileError, match=r"server 'a' uses '\$\{.* Fix: write \$\{NAME\}"):
         load(tmp_path, {"a": {"command": "x", "env": {"K": reference}}})
 
 
@@ -186,10 +188,10 @@ def test_all_missing_keys_of_all_enabled_servers_are_reported_at_once(tmp_path, 
     with pytest.raises(MissingKeyError) as caught:
         load(tmp_path, servers)
     assert str(caught.value) == (
-        f"E-TOOL-007 {tmp_path / 'servers.json'} asks for keys that are not set: "
-        "FMP_API_KEY for server 'fmp' and 'web'; EMPTY_KEY for server 'fmp'; WEB_TOKEN for server 'web'. "
-        f"Fix: set each in the environment or as a line NAME=value in {tmp_path / '.env'}, or disable the server; "
-        "write ${NAME:-} for a value that may be empty."
+        f"E-TOOL-007 {tmp_path / 'servers.json'} needs keys that are not set: FMP_API_KEY for server 'fmp' and 'web'; "
+        "EMPTY_KEY for server 'fmp'; WEB_TOKEN for server 'web'. Fix: set each key in the environment or as a line "
+        f"NAME=value in {tmp_path / '.env'}, or disable the server; for a value that may be empty, "
+        "write ${NAME:-}."
     )
 
 

@@ -205,7 +205,7 @@ async def test_a_spend_that_is_cancelled_while_the_service_dies_leaves_no_error_
 
 async def test_a_server_that_the_service_does_not_know_is_named():
     client = RemoteLimits(SharedLimits({"fmp": ServerSettings()}), "fpm")
-    with pytest.raises(ServerFileError, match=r"'fpm'.*did you mean 'fmp'.*same mcpServers file"):
+    with pytest.raises(ServerFileError, match=r"'fpm'.*did you mean 'fmp'.*run's mcpServers file"):
         await client.spend()
 
 

@@ -96,7 +96,7 @@ def test_the_error_names_what_was_added_removed_and_changed_with_a_diff_and_the_
     assert rest[:2] == ["--- find_person, pinned", "+++ find_person, listed"]
     assert '-    "City and time zone of a colleague."' in rest
     assert '+    "City of a colleague."' in rest
-    assert rest[-1].endswith("Fix: review the change, then run `mcprl tools pin` and start again.")
+    assert rest[-1].endswith("Fix: review the changes, then run `mcprl tools pin` and start again.")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,10 @@ def test_another_version_of_a_server_with_the_same_tools_is_no_change(tmp_path):
         (lambda text: text.replace("City and", "Ignore all and"), "'find_person' of server 'directory' does not match"),
         (lambda text: text.replace('"read_only": true', '"read_only": false'), "does not match its sha256"),
         (lambda text: text[: len(text) // 2], "is not a pin file: the file"),
-        (lambda text: text.replace('"mcprl_pins": 1', '"mcprl_pins": 2'), "format 2, but this mcprl reads format 1"),
+        (
+            lambda text: text.replace('"mcprl_pins": 1', '"mcprl_pins": 2'),
+            "format 2, but this version of mcprl reads format 1",
+        ),
         (lambda text: text.replace('"version"', '"versoin"'), "servers.directory.version: Field required"),
         (lambda _: "[]", "is not a pin file"),
     ],
@@ -228,5 +231,7 @@ def test_a_file_edited_by_hand_is_an_error_with_the_fix(tmp_path, edit, says):
 
 
 def test_a_missing_file_is_an_error_with_the_fix(tmp_path):
-    with pytest.raises(ConfigFileError, match=r"nothing\.json cannot be read: .* Fix: write it with `mcprl tools pin`"):
+    with pytest.raises(
+        ConfigFileError, match=r"nothing\.json cannot be read: .* Fix: create the file with `mcprl tools pin`"
+    ):
         read_pins(tmp_path / "nothing.json")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mcprl.conversations import answers_in, calls_in
 from mcprl.errors import CassetteError
-from mcprl.tools.cassettes.importing import infer_definition, is_inferred, merged_definitions
-from mcprl.tools.cassettes.recordings import load_tool_list, read_recordings, tools_in_prompt
+from mcprl.tools.cassettes.importing import infer_definition
+from mcprl.tools.cassettes.recordings import read_recordings, tools_in_prompt
 from processor_time import least_s
 
 ROOT = Path(__file__).parents[3]
@@ -156,8 +156,8 @@ def test_a_structured_answer_is_its_json_and_an_object_with_other_keys_is_the_an
         ([assistant(("", {})), tool({"content": ""})], "has no name"),
         ([assistant(("a", [])), tool({"content": ""})], "arguments are not an object"),
         ([assistant(("a", {"x": float("nan")})), tool({"content": ""})], "NaN is not a JSON number"),
-        ([assistant(("a", {})), user()], "no answer follows"),
-        ([assistant(("a", {}))], "no answer follows"),
+        ([assistant(("a", {})), user()], "the call has no answer"),
+        ([assistant(("a", {}))], "the call has no answer"),
         ([assistant(("a", {})), {"role": "tool", "content": "<tool_response>cut"}], "no closing </tool_response>"),
         ([assistant(("a", {})), tool({"function_name": "b", "result": "x"})], "is to 'a', but its answer is from 'b'"),
         ([{"role": "assistant", "content": '{"function_call": {"name"'}, tool({"content": ""})], "is not JSON"),
@@ -166,7 +166,7 @@ def test_a_structured_answer_is_its_json_and_an_object_with_other_keys_is_the_an
 )
 def test_a_call_that_cannot_be_read_is_counted_and_named(read, messages, why):
     found = read([user(), *messages])
-    assert (found.calls, found.calls_seen) == ([], 1)
+    assert (found.calls, len(found.unreadable)) == ([], 1)
     assert str(found.unreadable[0].place) == "log.json, row 1, message 2"
     assert why in found.unreadable[0].why
 
@@ -176,18 +176,17 @@ def test_an_unreadable_call_does_not_shift_the_answers_of_the_others(read):
     broken["content"] = broken["content"].replace('"name": "b"', '"name: "b"')
     found = read([broken, *(tool({"content": f"of {name}"}) for name in "abc")])
     assert [(call.tool, call.text) for call in found.calls] == [("a", "of a"), ("c", "of c")]
-    assert found.calls_seen == 3
+    assert len(found.unreadable) == 1
 
 
 def test_calls_whose_answers_are_too_few_or_too_many_are_not_guessed(read):
     found = read([assistant(("a", {}), ("b", {})), tool({"content": "?"}), user(), tool({"content": "!"})])
     assert found.calls == []
     assert [part.why for part in found.unreadable] == [
-        "2 calls have 1 answers, which cannot be matched",
-        "2 calls have 1 answers, which cannot be matched",
-        "an answer without a call",
+        "2 calls cannot be matched with 1 answers",
+        "2 calls cannot be matched with 1 answers",
+        "the answer does not belong to a call",
     ]
-    assert found.calls_seen == 2
 
 
 def test_rows_messages_and_lines_that_are_none_are_named(tmp_path):
@@ -270,21 +269,7 @@ def test_a_list_of_something_else_is_no_list_of_tools():
     assert tools_in_prompt('People: [{"name": "Ana"}, {"name": "Bo"}]') == {}
 
 
-def test_a_list_of_tools_is_loaded_from_what_a_server_answers(tmp_path):
-    path = tmp_path / "tools.json"
-    listed = {"name": "a", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
-    path.write_text(json.dumps({"tools": [listed, {"name": "b", "description": "B.", "outputSchema": {}}]}))
-    tools = load_tool_list(path)
-    assert [(name, tool.read_only) for name, tool in tools.items()] == [("a", True), ("b", None)]
-    assert tools["a"].definition.read_only
-    assert tools["b"].definition.output_schema == {}
-    for wrong in ("{}", "[]", "[3]", "x", '[{"name": 3}]'):
-        path.write_text(wrong)
-        with pytest.raises(CassetteError, match="list of tools"):
-            load_tool_list(path)
-
-
-def test_a_tool_that_two_rows_define_differently_is_reported_and_the_last_counts(tmp_path):
+def test_of_a_tool_that_two_rows_define_differently_the_last_counts(tmp_path):
     path = tmp_path / "log.jsonl"
     rows = [
         {"messages": [], "tools": [{"name": name, "description": text, "parameters": {}}]}
@@ -292,7 +277,6 @@ def test_a_tool_that_two_rows_define_differently_is_reported_and_the_last_counts
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     found = read_recordings([path])
-    assert found.redefined == {"a"}
     assert found.tools["a"].definition.description == "new"
 
 
@@ -308,7 +292,6 @@ def test_a_definition_is_inferred_from_the_arguments_seen():
         },
         "required": ["symbol", "limit"],
     }
-    assert is_inferred(definition)
     assert "Inferred" in definition.description
 
 
@@ -322,12 +305,6 @@ def test_an_inferred_definition_has_one_name_for_an_argument_that_was_called_by_
     assert list(infer_definition("quote", mostly_ticker, aliases).parameters["properties"]) == [kept]
 
 
-@given(st.lists(ARGUMENTS, min_size=1, max_size=4), st.lists(ARGUMENTS, min_size=1, max_size=4))
-def test_merging_two_inferred_definitions_is_inferring_from_all_calls(some, others):
-    merged = merged_definitions(infer_definition("t", some, {}), infer_definition("t", others, {}))
-    assert merged == infer_definition("t", [*some, *others], {})
-
-
 @pytest.mark.skipif(not DATA.is_dir(), reason="the recorded conversations are not beside the project")
 @pytest.mark.parametrize(
     ("name", "calls"), [("recorded-train", 909), ("recorded-validation", 196), ("processed-train", 32)]
@@ -335,3 +312,18 @@ def test_merging_two_inferred_definitions_is_inferring_from_all_calls(some, othe
 def test_every_call_of_the_real_logs_is_read(name, calls):
     found = read_recordings([DATA / f"{name}.json"])
     assert (len(found.calls), found.unreadable) == (calls, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [("{", "a JSON list of rows, or one row per line"), (None, "pass files of recorded conversations")],
+)
+def test_following_the_advice_about_recorded_files_makes_them_readable(tmp_path, text, advice):
+    path = tmp_path / "log.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(CassetteError) as caught:
+        read_recordings([path])
+    assert advice in caught.value.fix
+    path.write_text(json.dumps([{"messages": [assistant(("now", {})), tool({"content": "12:00"})]}]))
+    assert [call.text for call in read_recordings([path]).calls] == ["12:00"]

@@ -34,7 +34,7 @@ def test_relative_folders_are_relative_to_the_recipe(tmp_path):
 
 
 def test_the_whole_machine_cannot_be_declared():
-    with pytest.raises(ValueError, match="every file of this machine"):
+    with pytest.raises(ValueError, match="every file on this machine"):
         ServerSettings.model_validate({"sandbox": {"read": ["/"]}})
 
 

@@ -90,8 +90,9 @@ def test_a_pattern_that_cannot_be_linear_is_left_to_the_server_and_named(caplog)
     check = ArgumentCheck("mail", "foreign", schema)
     assert check.unenforced == (r"the pattern '^(?!\\.)\\S+@\\S+$'",)
     assert check.problem({"email": "nonsense"}) is None
-    assert check.problem({"email": "a@b", "city": 1}) == (
-        "Bad arguments for mail: argument 'city' must be string, not integer."
+    assert (
+        check.problem({"email": "a@b", "city": 1})
+        == "Bad arguments for mail: argument 'city' must be string, not integer."
     )
     # What depends on whether it matches is not held against a call either.
     for keyword, value in (("not", schema["properties"]["email"]), ("oneOf", [schema["properties"]["email"], {}])):
@@ -166,7 +167,7 @@ async def test_the_fix_works_a_denied_bomb_is_no_trouble(name, tmp_path):
 
 async def test_a_list_that_is_too_long_is_refused(tmp_path):
     tools = [listed(f"tool_{i}", arguments(a={"const": "x" * 400_000})) for i in range(30)]
-    with pytest.raises(ToolLimitError, match="sends a list of tools that is longer than 8388608 bytes"):
+    with pytest.raises(ToolLimitError, match=r"the tool list of server .* is longer than 8388608 bytes"):
         async with Toolbox([spec(*tools)], log_dir=tmp_path):
             pass
 
@@ -200,7 +201,7 @@ async def test_results_are_held_to_output_schemas_in_time(tmp_path, caplog):
             await lease.call(ToolCall(name="slow", arguments={}))
         with caplog.at_level(logging.WARNING):
             assert (await lease.call(ToolCall(name="bomb", arguments={}))).text == "x"
-    assert "results of tool 'bomb' are not checked: its output schema puts more than" in caplog.text
+    assert "results of tool 'bomb' are not checked: its output schema has a place with more than" in caplog.text
     assert heart.longest_s < MAX_DELAY_S
 
 
@@ -293,5 +294,5 @@ def test_a_mutated_schema_is_used_or_refused_by_name():
 @pytest.mark.parametrize("inner", [{"$ref": "#/$defs/a"}, {"anyOf": [{"$ref": "#/$defs/a"}]}])
 def test_a_schema_that_refers_to_itself_without_end_is_refused(inner):
     """Python's own limit, met inside a library written in Rust, would be a panic that no handler catches."""
-    with pytest.raises(BadSchemaError, match="refers to itself without end"):
+    with pytest.raises(BadSchemaError, match="its references to itself are endless"):
         SchemaCheck({"$defs": {"a": inner}, "$ref": "#/$defs/a"}).error({"x": 1})

@@ -27,7 +27,7 @@ def logged(text: str) -> list[str]:
 @pytest.mark.parametrize("report", [PLAIN, BY_RICH])
 def test_the_report_on_the_first_request_is_one_line(report):
     told, *rest = logged(f"started\n{report}\nINFO: listing tools\n  of two kinds")[1:]
-    assert "does not know server/discover" in told
+    assert "does not support server/discover" in told
     assert rest == ["INFO: LISTING TOOLS", "  OF TWO KINDS"]
 
 

@@ -285,7 +285,7 @@ def test_figures_of_an_older_run_are_shown_but_not_merged(tmp_path):
 
 
 def test_a_folder_without_figures_is_an_error_with_the_fix(tmp_path):
-    with pytest.raises(ConfigFileError, match=r"tool_stats\.json cannot be read.*Fix: give the folder of a run"):
+    with pytest.raises(ConfigFileError, match=r"tool_stats\.json cannot be read.*Fix: pass the folder of a run"):
         read_stats(tmp_path)
 
 

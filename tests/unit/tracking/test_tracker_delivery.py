@@ -58,7 +58,7 @@ def test_a_missing_library_is_known_before_anything_starts(monkeypatch, kind):
 
 @pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://host/x", "http://"])
 def test_an_address_that_is_none_is_refused(endpoint):
-    with pytest.raises(ValueError, match="an address begins with"):
+    with pytest.raises(ValueError, match="an address must start with"):
         TrackingConfig.model_validate({"opentelemetry": {"endpoint": endpoint}})
 
 
@@ -161,7 +161,7 @@ async def test_a_process_that_dies_is_spoken_of_and_costs_nothing(tmp_path):
     assert (outcome.state, outcome.dropped) == ("failed", 1)
     (said,) = listener.said
     assert said.startswith("tracking: TensorBoard gets no more reports: its process ended with -9")
-    assert said.endswith("; the run continues, and its folder has everything")
+    assert said.endswith("; the run continues and records everything in its folder")
 
 
 @pytest.mark.process

@@ -217,7 +217,7 @@ async def test_what_wandb_gives_up_is_told_and_never_called_delivered(tmp_path, 
     for start in given_up:
         assert any(text.startswith(f"W&B reported a problem: {start}") for text in outcomes["wandb"].said), start
     assert len(listener.said) == 1
-    assert "`wandb sync` sends the rest" in listener.said[0]
+    assert "to send the rest, run `wandb sync`" in listener.said[0]
 
 
 @pytest.mark.process

@@ -77,7 +77,12 @@ def test_a_call_tells_what_went_wrong_and_what_the_tool_really_got():
         Observation(tool="injected", server="s", text="no", source=Source.INJECTED),
     )
     (told,) = episode_report(episode(turns=(turn(*calls, observations=seen),)), 10.0).turns
-    assert [call.problem for call in told.calls] == [None, "policy", "injected", "the episode ended before its answer"]
+    assert [call.problem for call in told.calls] == [
+        None,
+        "policy",
+        "injected",
+        ("the episode ended before the call was answered"),
+    ]
     assert (told.calls[0].arguments, told.calls[0].latency_s) == ({"number": 1}, 0.5)
     assert told.calls[3].result is None
 

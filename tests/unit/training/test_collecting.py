@@ -187,5 +187,5 @@ async def lose_all_but(names: set[str], task_id: str) -> None:
 async def test_a_group_that_cannot_be_completed_is_an_error_and_never_a_smaller_step(algorithm):
     order = TaskOrder(tasks(6), per_step=2, seed=1)
     kept, _ = (task.id for task in order.deal(3))
-    with pytest.raises(GroupIncompleteError, match="was lost 5 times, last to E-TOOL-011 gone"):
+    with pytest.raises(GroupIncompleteError, match="was lost 5 times, most recently to E-TOOL-011 gone"):
         await collect(order, Runner(set(), partial(lose_all_but, {kept})), algorithm)

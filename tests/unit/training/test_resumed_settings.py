@@ -53,6 +53,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 # Changes that need a second one, or that the type does not suggest.
 CHANGES: dict[str, dict[str, Any]] = {
+    "algorithm.advantages": {"algorithm.advantages": "rloo"},
     "engine": {"engine": "skyrl"},
     "algorithm.loss": {"algorithm.loss": "gspo"},
     "algorithm.ratio_gate": {"algorithm.ratio_gate": [0.5, 2.0]},
@@ -221,7 +222,7 @@ def test_steps_that_are_done_cannot_be_taken_back(tmp_path):
     settings = config.model_dump(mode="json")
     fewer = RunConfig.model_validate(settings | {"training": settings["training"] | {"steps": 2}})
     refuse_fixed_settings(settings, fewer, steps_done=2)
-    with pytest.raises(OtherStateError, match=r"training\.steps was 5, is 2 \(3 steps are done\)"):
+    with pytest.raises(OtherStateError, match=r"training\.steps from 5 to 2 \(3 steps are done\)"):
         refuse_fixed_settings(settings, fewer, steps_done=3)
 
 
@@ -328,7 +329,7 @@ class TestARealRun:
         other.write_text("\n".join(json.dumps(task | {"prompt": f"Please: {task['prompt']}"}) for task in tasks))
         _, listener, episodes = await resumed(run_folder, f"tasks.train={other}")
         assert episodes.used == 0
-        assert "playing the finished episodes again, because of changes in the tasks" in listener.stages
+        assert "rerunning the finished episodes, because of changes in the tasks" in listener.stages
 
     async def test_plays_again_what_was_played_with_other_tools(self, run_folder):
         servers = json.loads((run_folder / "servers.json").read_text())
@@ -338,7 +339,7 @@ class TestARealRun:
         (run_folder / "other.json").write_text(json.dumps(servers))
         _, listener, episodes = await resumed(run_folder, f"servers.file={run_folder / 'other.json'}")
         assert episodes.used == 0
-        assert "playing the finished episodes again, because of changes in the tools, the servers" in listener.stages
+        assert ("rerunning the finished episodes, because of changes in the tools, the servers") in listener.stages
 
     async def test_plays_again_what_was_played_with_another_seed(self, run_folder):
         _, _, episodes = await resumed(run_folder, "seed=12")
@@ -350,7 +351,7 @@ class TestARealRun:
         weights = bytearray((model / "model.safetensors").read_bytes())
         weights[-1000] ^= 1
         (model / "model.safetensors").write_bytes(weights)
-        with pytest.raises(OtherStateError, match="is not the one that the run started with"):
+        with pytest.raises(OtherStateError, match="differs from the model with which the run started"):
             await resumed(run_folder, f"model.path={model}")
 
     async def test_makes_the_folders_that_are_missing(self, run_folder):
@@ -376,16 +377,16 @@ class TestARealRun:
 
     def test_can_be_resumed_once_the_advice_of_its_errors_is_followed(self, run_folder):
         run = run_folder / "outputs" / "critic"
-        with pytest.raises(NoRunError, match="give the folder of a run"):
+        with pytest.raises(NoRunError, match="pass the folder of a run"):
             RunFolder.open(run_folder)
         with RunFolder.open(run) as folder:
-            with pytest.raises(RunInUseError, match="wait until that process has ended"):
+            with pytest.raises(RunInUseError, match="wait for that process to end"):
                 RunFolder.open(run)
-            with pytest.raises(OtherStateError, match=r"leave learner\.lora_rank as before"):
+            with pytest.raises(OtherStateError, match=r"restore the previous value of learner\.lora_rank"):
                 find_resume_point(folder, ["learner.lora_rank=64"])
             with pytest.raises(
                 NoCheckpointError,
-                match=r"no checkpoint of step 7; the run has those of steps: 1\. Fix: give one of these",
+                match=r"no checkpoint of step 7; the run has checkpoints of steps: 1\. Fix: use one of these steps",
             ):
                 find_resume_point(folder, from_step=7)
         with RunFolder.open(run) as folder:
@@ -415,7 +416,7 @@ class TestARealRun:
         run = run_folder / "outputs" / "critic"
         (run / "metrics.jsonl").unlink()
         _, listener, _ = await resumed(run_folder)
-        assert "metrics.jsonl has no line for 1 of 1 steps; the summary leaves them out" in listener.stages
+        assert "metrics.jsonl has no line for 1 of 1 steps; the summary omits them" in listener.stages
         assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1]
         summary = json.loads((run / "summary.json").read_text())
         assert summary["reward_first"] == summary["reward_last"] == listener.metrics[-1]["reward"]

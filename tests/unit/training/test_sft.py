@@ -108,7 +108,10 @@ def test_no_episode_that_failed_its_checks_is_imitated(chat, tmp_path):
     assert [t.task_id for t in found.train] == ["right", "shown", "passed"]
     reasons = left_out(tmp_path)
     assert len(reasons) == 8
-    for words in ("solution of task wrong does not solve it", "shown.jsonl:2, of task shown, does not solve it"):
+    for words in (
+        "solution of task wrong does not solve the task",
+        "shown.jsonl:2, of task shown, does not solve the task",
+    ):
         assert any(words in reason for reason in reasons), words
     for words in ("there is no task 'gone'", "shown.jsonl:5: not a conversation", "failed/0 did not pass its checks"):
         assert any(words in reason for reason in reasons), words
@@ -132,7 +135,7 @@ def test_episodes_of_earlier_runs_keep_their_tokens_and_get_the_temperature_of_t
 
 def test_a_run_in_other_tokens_and_a_folder_that_is_no_run_are_refused(chat, tmp_path):
     other = earlier_run(tmp_path / "run", episode("a", 0, answer=1.0), renderer="qwen3")
-    with pytest.raises(BadValueError, match="are in other tokens"):
+    with pytest.raises(BadValueError, match="have different tokens"):
         gather(chat, tmp_path, [make_task("a")], other)
     (tmp_path / "folder").mkdir()
     with pytest.raises(NoRunError, match=r"has no config\.yaml"):
@@ -140,7 +143,7 @@ def test_a_run_in_other_tokens_and_a_folder_that_is_no_run_are_refused(chat, tmp
 
 
 def test_nothing_to_imitate_is_an_error(chat, tmp_path):
-    with pytest.raises(BadValueError, match="nothing to imitate: 0 conversations are usable"):
+    with pytest.raises(BadValueError, match="no conversations to imitate: 0 are usable"):
         gather(chat, tmp_path, [make_task("a")], "solutions")
 
 

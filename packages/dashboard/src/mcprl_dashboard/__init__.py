@@ -1,4 +1,4 @@
-"""The dashboard: runs and their episodes in a browser on this machine, live. `mcprl dashboard` serves it.
+"""The dashboard: runs and their episodes in a browser on this machine, live. The command is `mcprl dashboard`.
 
     folder of runs ──▶ open_run ──▶ line_files ─────────────▶ watching ──▶ server-sent events
                                 └─▶ episode_index (DuckDB) ─▶ app ───────▶ answers in JSON

@@ -37,7 +37,7 @@ def index_page(_: Request) -> Response:
     """Return the only page. Its script reads the URL."""
     if not (_STATIC / "index.html").is_file():
         return PlainTextResponse(
-            "The pages of the dashboard are not built.\nFix: run scripts/setup dashboard, and load this page again.\n",
+            "The pages of the dashboard are not built.\nFix: run scripts/setup dashboard, then reload this page.\n",
             status_code=503,
         )
     return FileResponse(_STATIC / "index.html", media_type="text/html; charset=utf-8")
@@ -48,7 +48,7 @@ def asset(request: Request) -> Response:
     name = request.path_params["name"]
     path = _STATIC / "assets" / name
     if not _ASSET_NAME.fullmatch(name) or not path.is_file():
-        raise Refusal(404, "no-file", "there is no such file", "reload the page")
+        raise Refusal(404, "no-file", "this file does not exist", "reload the page")
     return FileResponse(path, headers={"cache-control": _FOREVER})
 
 
@@ -104,8 +104,8 @@ class Guard:
             return answer
         if self._is_token(request.cookies.get(cookie)):
             return self._app
-        fix = "open the link that `mcprl dashboard` printed, with its token"
-        return Refusal(401, "no-token", "the request lacks the token of this dashboard", fix).answer()
+        fix = "open the link, with its token, that `mcprl dashboard` printed"
+        return Refusal(401, "no-token", "the request does not contain this dashboard's token", fix).answer()
 
     def _is_token(self, given: str | None) -> bool:
         return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
@@ -119,7 +119,7 @@ def _refusal(scope: Scope) -> Refusal | None:
         return Refusal(403, "foreign-host", "the request is for another host", "open the address that mcprl printed")
     origin = headers.get("origin")
     if origin is not None and not _is_own(origin, own):
-        return Refusal(403, "foreign-origin", "the request comes from another page", "open the dashboard itself")
+        return Refusal(403, "foreign-origin", "the request comes from another website", "open the dashboard directly")
     if scope["method"] not in ("GET", "HEAD"):
         return Refusal(405, "read-only", "the dashboard is read-only", "use GET")
     return None
@@ -292,4 +292,4 @@ def _report(_: Request, error: Exception) -> Response:
 
 
 def _unknown_address(_: Request, _error: Exception) -> Response:
-    return Refusal(404, "no-page", "there is nothing at this address", "start at the list of runs").answer()
+    return Refusal(404, "no-page", "this page does not exist", "start at the list of runs").answer()

@@ -33,7 +33,7 @@ class TokenNoteFiles:
         steps = self.steps()
         wanted = (steps[-1] if steps else None) if step is None else step
         if wanted not in steps:
-            raise Refusal(404, "no-ratios", "no update of that step is recorded", "choose one of the recorded steps")
+            raise Refusal(404, "no-ratios", "no update of this step is recorded", "choose one of the recorded steps")
         reach = max(_LEAST_REACH, _REACH_IN_CLIPS * max(clip_low, clip_high))
         lowest, highest = max(0.0, 1.0 - reach), 1.0 + reach
         width = (highest - lowest) / _BINS
@@ -93,7 +93,7 @@ class TokenNoteFiles:
                 return database.execute(query, parameters | {"file": str(path)}).fetchall()
         except duckdb.Error as error:
             what = f"tokens/{path.name} cannot be read: {str(error).splitlines()[0][:200]}"
-            raise Refusal(404, "unreadable", what, "look at another step") from error
+            raise Refusal(404, "unreadable", what, "choose another step") from error
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:05d}.parquet"
@@ -157,7 +157,7 @@ def course_of_task(run: OpenRun, task_id: str) -> dict[str, Any]:
     for row in run.index.of_task(task_id):
         steps.setdefault(row.pop("step"), []).append(row)
     if not steps:
-        raise Refusal(404, "no-task", "no episode of that task is recorded", "choose one of the run's tasks")
+        raise Refusal(404, "no-task", "no episode of this task is recorded", "choose one of the run's tasks")
     return {"task_id": task_id, "steps": [_step(step, members) for step, members in steps.items()]}
 
 
@@ -178,8 +178,8 @@ def _stored(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
     run.index.refresh()
     stored = run.index.stored(key)
     if stored is None:
-        what = f"step {key.step + 1} has no episode {key.member} of that task"  # people count steps from 1
-        raise Refusal(404, "no-episode", what, "choose one from the table of episodes")
+        what = f"step {key.step + 1} has no episode {key.member} of this task"  # people count steps from 1
+        raise Refusal(404, "no-episode", what, "choose an episode from the table of episodes")
     return stored
 
 

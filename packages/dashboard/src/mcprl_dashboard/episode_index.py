@@ -41,9 +41,9 @@ TURN_SHAPE = (
 
 # The same as `mcprl.episodes.succeeded`, but without importing all modules that run episodes. A test compares them.
 SOLVED = """
-    CASE WHEN coalesce(parts['answer'], parts['state'], parts['rubric']) IS NOT NULL
+    CASE WHEN coalesce(parts['answer'], parts['state'], parts['check'], parts['rubric']) IS NOT NULL
     THEN coalesce(parts['answer'] >= 1, true) AND coalesce(parts['state'] >= 1, true)
-        AND coalesce(parts['rubric'] >= 0.5, true)
+        AND coalesce(parts['check'] >= 1, true) AND coalesce(parts['rubric'] >= 0.5, true)
     WHEN parts['calls'] IS NOT NULL THEN parts['calls'] = 1
     ELSE coalesce(list_bool_and([part.value >= 0.5 FOR part IN map_entries(parts)
         IF part.key NOT IN ('invalid_call', 'unanswered')]), false)
@@ -102,7 +102,7 @@ FULL_ROWS = rf"""
 
 
 class _Journal:
-    """The episodes of one journal by task and member. If a member has several episodes, the first is used."""
+    """The episodes of one journal by task and member. If a member has several lines, the last is used."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.file = LineFile(path, lambda line: _episode(line, step))
@@ -116,7 +116,7 @@ class _Journal:
         if news.reset:
             self.episodes = {}
         for trajectory in news.entries:
-            self.episodes.setdefault((trajectory.task_id, trajectory.member), trajectory)
+            self.episodes[trajectory.task_id, trajectory.member] = trajectory
         return news.reset or bool(news.entries)
 
 
@@ -141,7 +141,7 @@ class LiveEpisodes:
         return {step: len(journal.episodes) for step, journal in sorted(dict(self._journals).items())}
 
     def refresh(self, recorded: Container[int]) -> bool:
-        """Read new lines. Return whether something changed. Recorded steps are skipped."""
+        """Read new lines. Return whether something changed. Steps in `recorded` are skipped."""
         paths = {step: path for step, path in step_files(self._folder, "jsonl").items() if step not in recorded}
         changed = False
         for step in [step for step in self._journals if step not in paths]:
@@ -208,8 +208,8 @@ def _index_row(trajectory: Trajectory) -> tuple[Any, ...]:
 
 
 def _succeeded(parts: Mapping[str, float]) -> bool:
-    """The same as SOLVED, for episodes that are not recorded yet."""
-    least = {"answer": 1.0, "state": 1.0, "rubric": 0.5}
+    """Return what SOLVED computes, for episodes that are not recorded yet."""
+    least = {"answer": 1.0, "state": 1.0, "check": 1.0, "rubric": 0.5}
     checked = [parts[name] >= bar for name, bar in least.items() if name in parts]
     if checked or "calls" in parts:
         return all(checked) if checked else parts["calls"] == 1.0
@@ -241,7 +241,7 @@ _SHOWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The episodes that match a filter: the total, one page of rows, and how many are not indexed yet.
+    """The episodes that match a filter: the total, one page of rows, and the number not indexed yet.
 
     Found(total=812, rows=[{"step": 12, "task_id": "meet-ana", …}], pending=0)
     """
@@ -279,7 +279,7 @@ class EpisodeIndex:
     def close(self, within_s: float = CLOSE_S) -> None:
         """Interrupt queries and background work, and free the memory.
 
-        Work that cannot be interrupted is waited for, at most `within_s`. It frees the memory when it ends.
+        Wait at most `within_s` for work that cannot be interrupted. Such work frees its memory when it ends.
         """
         until = time.monotonic() + within_s
         self._database.close(within_s)
@@ -292,7 +292,7 @@ class EpisodeIndex:
         return [self._problems[step] for step in sorted(self._problems)] + self._live.problems
 
     def refresh(self) -> None:
-        """Load changed files, unless that was done a moment ago."""
+        """Load changed files, unless this was done a moment ago."""
         with self._lock:
             if time.monotonic() < self._fresh_until:
                 return
@@ -477,7 +477,7 @@ class EpisodeIndex:
             cursor.commit()
 
     def _complete(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Fill in the columns from turns for rows that are not indexed yet, unless there are many."""
+        """For rows that are not indexed yet, fill in the columns derived from turns, unless there are many rows."""
         steps = sorted({row["step"] for row in rows})
         if not rows or len(steps) > _MAX_COMPLETED_FILES:
             return

@@ -1,4 +1,4 @@
-"""Files of a run that another process writes: step files, and files of lines, of which only new ones are read."""
+"""Reads files that another process is writing: step files, and files of lines, of which only new lines are read."""
 
 from __future__ import annotations
 

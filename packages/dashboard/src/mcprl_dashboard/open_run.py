@@ -1,4 +1,4 @@
-"""An open run. Its files are followed, and its episodes are indexed, when they are first needed."""
+"""The data of a run. Its files are read, and its episodes are indexed, on first use."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class OpenRun:
             return self._index
 
     def prepare(self) -> None:
-        """Start slow work in the background: a user who opens a run will look at its episodes next."""
+        """Start slow work in the background, because a user who opens a run will probably look at its episodes next."""
         if not self._prepared:
             self._prepared = True
             Thread(target=self._prepare, name="prepare-run", daemon=True).start()
@@ -315,7 +315,7 @@ class RunList:
         if not folder.is_dir():
             raise NoRunError(
                 f"there is no folder {folder}",
-                fix="give the folder of a run or of all your runs; `mcprl train RECIPE` starts a run",
+                fix="pass the folder of a run or of all your runs; `mcprl train RECIPE` starts a run",
             )
         self._folder = folder
         self._open: dict[str, OpenRun] = {}
@@ -340,7 +340,7 @@ class RunList:
         for path in self._paths():
             if path.resolve().name == run_id:
                 return self._opened(path)
-        raise Refusal(404, "no-run", f"the dashboard has no run {run_id[:100]!r}", "choose one from the list of runs")
+        raise Refusal(404, "no-run", f"the dashboard has no run {run_id[:100]!r}", "choose a run from the list of runs")
 
     def cards(self) -> list[dict[str, Any]]:
         """Return the list of runs, last changed first."""

@@ -32,7 +32,7 @@ def serve(folder: Path, *, port: int = 0, open_browser: bool = True) -> None:
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(port))
         address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}/?token={token}"
-        print(f"mcprl dashboard: {folder} at {address}  (Ctrl-C stops it)", flush=True)
+        print(f"mcprl dashboard: {folder} at {address}  (press Ctrl-C to stop)", flush=True)
         if open_browser and _has_display():
             # Other users can read the command line of the browser, but not this file.
             page = stack.enter_context(private_folder()) / "dashboard.html"
@@ -55,7 +55,7 @@ async def _serve(runs: RunList, listening: socket.socket, token: str) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends the event streams first, because uvicorn waits for every response, and these never end on their own."""
+    """A uvicorn server that ends the event streams first when it stops, because uvicorn would wait for them forever."""
 
     def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
         super().__init__(config)

@@ -16,7 +16,7 @@ DATABASE_SETTINGS = {"autoinstall_known_extensions": False, "autoload_known_exte
 
 
 class SharedDatabase:
-    """Each query has its own cursor. DuckDB cannot close during a query, so `close` ends the queries first.
+    """A DuckDB database with a cursor per query. DuckDB cannot close during a query, so `close` ends queries first.
 
     with database.cursor() as cursor:
         cursor.execute("SELECT 1")

@@ -18,7 +18,7 @@ export async function ask<T>(url: string, signal?: AbortSignal): Promise<T> {
     response = await fetch(url, { headers: { accept: "application/json" }, ...(signal && { signal }) });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new ApiError("", "the server does not answer", "see that `mcprl dashboard` is still running, then load again");
+    throw new ApiError("", "the server does not answer", "check that `mcprl dashboard` is still running, then reload the page");
   }
   const body: unknown = await response.json().catch(() => null);
   if (response.ok) return body as T;
@@ -56,7 +56,7 @@ export function useAnswer<T>(url: string | null, again: unknown = 0): Loaded<T> 
 }
 
 export function asError(error: unknown): ApiError {
-  return error instanceof ApiError ? error : new ApiError("", String(error), "load the page again");
+  return error instanceof ApiError ? error : new ApiError("", String(error), "reload the page");
 }
 
 /** A query of those parameters that are set. */

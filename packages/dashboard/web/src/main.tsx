@@ -34,7 +34,7 @@ function App() {
       return (
         <Shell crumbs={[{ label: "Runs", to: "/" }, { label: "Not found" }]} title="Not found">
           <div class="problem">
-            <h1>There is no such page</h1>
+            <h1>This page does not exist</h1>
             <p><Link to="/">Go to the runs</Link></p>
           </div>
         </Shell>

@@ -10,7 +10,7 @@ import typer
 from mcprl.cli.serve import Http, Port, serve_by_name
 
 _World = Annotated[
-    int | None, typer.Option("--world", metavar="SEED", help="Serve the offline world with this seed; needs no key.")
+    int | None, typer.Option("--world", metavar="SEED", help="Serve the offline world with this seed; no key needed.")
 ]
 
 
@@ -32,7 +32,10 @@ def tavily(world: _World = None, http: Http = False, port: Port = 8000) -> None:
 def slack(
     world: _World = None,
     post_for_real: Annotated[
-        bool, typer.Option("--post-for-real", help="Post messages to Slack; otherwise they stay in their episode.")
+        bool,
+        typer.Option(
+            "--post-for-real", help=("Post messages to Slack; without this option they stay in their episode.")
+        ),
     ] = False,
     http: Http = False,
     port: Port = 8000,
@@ -44,7 +47,7 @@ def slack(
 def python(
     world: Annotated[
         int | None,
-        typer.Option("--world", metavar="SEED", help="Seed to include in the server's version; has no other effect."),
+        typer.Option("--world", metavar="SEED", help="Seed to include in the server's version; no other effect."),
     ] = None,
     allow_unsafe: Annotated[
         bool, typer.Option("--allow-unsafe", help="Run code even if the sandbox cannot protect this machine.")
@@ -58,25 +61,26 @@ def python(
 
 def generate(
     out: Annotated[Path, typer.Option("--out", help="Folder for train.jsonl and validation.jsonl.")],
-    world: Annotated[
-        int, typer.Option("--world", metavar="SEED", help="Seed of the offline world that the tasks are about.")
-    ] = 7,
-    train: Annotated[int, typer.Option("--train", min=1, help="Number of tasks to train on.")] = 400,
-    validation: Annotated[int, typer.Option("--validation", min=1, help="Number of tasks to validate on.")] = 100,
+    world: Annotated[int, typer.Option("--world", metavar="SEED", help="Seed of the tasks' offline world.")] = 7,
+    train: Annotated[int, typer.Option("--train", min=1, help="Number of training tasks.")] = 400,
+    validation: Annotated[int, typer.Option("--validation", min=1, help="Number of validation tasks.")] = 100,
     difficulty: Annotated[
         Literal["easy", "medium", "hard"] | None,
-        typer.Option("--difficulty", help="Make tasks of this difficulty only."),
+        typer.Option("--difficulty", help="Generate only tasks of this difficulty."),
     ] = None,
     family: Annotated[
         list[str] | None,
-        typer.Option("--family", metavar="NAME", help="Make tasks of this family only; may be given several times."),
+        typer.Option("--family", metavar="NAME", help="Generate only tasks of this family. May be repeated."),
     ] = None,
     distractors: Annotated[
-        int, typer.Option("--distractors", min=0, help="Number of tools to offer besides those that a task needs.")
+        int,
+        typer.Option("--distractors", min=0, help=("Number of tools to offer in addition to those that a task needs.")),
     ] = 3,
     seed: Annotated[
         int,
-        typer.Option("--seed", help="Seed of the questions; another seed asks other questions about the same world."),
+        typer.Option(
+            "--seed", help=("Seed of the questions; a different seed gives different questions about the same world.")
+        ),
     ] = 0,
 ) -> None:
     """Make tasks about an offline world, each with its solution. The same arguments give the same files."""
@@ -91,7 +95,7 @@ def generate(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TaskFileError(f"cannot create the folder {out}: {error.strerror}", fix="choose another folder") from error
-    with Console(stderr=True, highlight=False).status("making tasks …"):
+    with Console(stderr=True, highlight=False).status("generating tasks …"):
         splits = make_tasks(
             world,
             train=train,

@@ -93,7 +93,7 @@ def live_server(name: str, upstream: Upstream) -> MCPServer:
 
 
 def offline_server(name: str, world: str) -> MCPServer:
-    """Create a server whose version names its world, as in 1+market-7."""
+    """Create a server. Its version contains the name of its world, as in 1+market-7."""
     return MCPServer(name, version=f"1+{world}", log_level="WARNING")
 
 
@@ -105,7 +105,7 @@ def live_or_offline(
     live: Callable[[Upstream], S],
     offline: Callable[[Market], S],
 ) -> tuple[MCPServer, S]:
-    """Create a server without tools, and its data source: the offline world of that seed, or live for None."""
+    """Create a server without tools, and its data source: the offline world of seed `world`, or live data for None."""
     if world is None:
         reached = upstream()
         return live_server(name, reached), live(reached)

@@ -398,7 +398,7 @@ class _Tools:
 
 
 def make_server(*, world: int | None = None) -> MCPServer:
-    """Create the server without starting it. It serves the offline world with seed `world`, or live data for None."""
+    """Create the server without starting it. It serves the offline world of seed `world`; None: live data."""
     server, source = live_or_offline(
         "polygon", world, upstream=polygon_upstream, live=LivePolygon, offline=OfflinePolygon
     )

@@ -94,7 +94,7 @@ def checked_answer(method: str, answer: Any) -> JsonFields:
     if code in _REFUSALS:
         raise refusal(code)
     if code in _BUSY:
-        raise upstream_fault(NAME, f"is called too often ({method}: {code})", UNSAID_WAIT_S)
+        raise upstream_fault(NAME, f"received too many calls ({method}: {code})", UNSAID_WAIT_S)
     if code in _TOKEN_ERRORS.split():
         needed = f", needs {fields.text('needed')}" if "needed" in fields else ""
         raise upstream_fault(NAME, f"refused the token ({method}: {code}{needed})")
@@ -373,7 +373,7 @@ class _Tools:
 
 
 def make_server(*, world: int | None = None, post_for_real: bool = False) -> MCPServer:
-    """Create the server without starting it. It serves the offline world with seed `world`, or live data for None."""
+    """Create the server without starting it. It serves the offline world of seed `world`; None: live data."""
     if world is None:
         return _make_live_server(post_for_real)
     if post_for_real:

@@ -124,7 +124,7 @@ class _Tools:
 
 
 def make_server(*, world: int | None = None) -> MCPServer:
-    """Create the server without starting it. It serves the offline world with seed `world`, or live data for None."""
+    """Create the server without starting it. It serves the offline world of seed `world`; None: live data."""
     server, source = live_or_offline("tavily", world, upstream=tavily_upstream, live=LiveSearch, offline=OfflineSearch)
     add_tools(server, _Tools(source), read_only(is_live=world is None))
     return server

@@ -143,15 +143,18 @@ class Upstream:
         if status in _REFUSALS:
             raise UpstreamRefusal(status, text)
         if status in _KEY_REFUSALS:
-            raise upstream_fault(self.name, f"refused the key, or the key does not include this data ({detail})")
+            raise upstream_fault(
+                self.name, (f"rejected the key, or the key does not give access to this data ({detail})")
+            )
         wait_s = retry_after_s(response.headers)
         if status == 429:
             raise upstream_fault(
-                self.name, f"is called too often ({detail})", UNSAID_WAIT_S if wait_s is None else wait_s
+                self.name, f"received too many calls ({detail})", UNSAID_WAIT_S if wait_s is None else wait_s
             )
         if response.is_redirect:
             raise upstream_fault(
-                self.name, f"redirected the request ({detail}); following the redirect would pass the key on"
+                self.name,
+                (f"redirected the request ({detail}), which mcprl does not follow, because the key would be passed on"),
             )
         # Asking for a retry promises that the first call did nothing. Only a read can promise that.
         raise upstream_fault(self.name, f"failed ({detail})", wait_s if response.request.method == "GET" else None)
@@ -175,7 +178,7 @@ def required_key(server: str, variable: str) -> str:
     if not key:
         raise MissingKeyError(
             f"server {server!r} needs {variable}, which is not set",
-            fix=f"set {variable}, or serve an offline world, which needs no key: mcprl serve {server} --world 7",
+            fix=f"set {variable}, or serve an offline world, which does not need a key: mcprl serve {server} --world 7",
         )
     SECRETS.add(variable, key)
     return key
@@ -185,7 +188,7 @@ def base_url(variable: str, default: str) -> str:
     """Return an upstream's address from an environment variable (for example, of a proxy), or else `default`."""
     url = os.environ.get(variable, "").strip() or default
     if not url.startswith(("https://", "http://")):
-        raise BadValueError(f"{variable} is {url!r}, which is not a URL", fix=f"write it like {default}")
+        raise BadValueError(f"{variable} is {url!r}, which is not a URL", fix=f"use a URL such as {default}")
     return url
 
 

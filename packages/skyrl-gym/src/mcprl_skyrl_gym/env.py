@@ -67,7 +67,7 @@ class McpTextEnv(BaseTextEnv):
         super().__init__()
         if env_config:
             raise BadValueError(
-                f"SkyRL's configuration has settings for this environment: {', '.join(map(str, env_config))}",
+                f"SkyRL's configuration contains settings for this environment: {', '.join(map(str, env_config))}",
                 fix="remove them; pass the recipe and its overrides to mcprl_skyrl_gym.register",
             )
         self._task = task_of_extras(extras)
@@ -87,7 +87,7 @@ class McpTextEnv(BaseTextEnv):
         if shown != [(message["role"], message["content"]) for message in self._task.prompt]:
             raise BadValueError(
                 f"the prompt of a row differs from that of its task {self._task.id}",
-                fix="write the dataset again with mcprl_skyrl_gym.write_dataset",
+                fix="recreate the dataset with mcprl_skyrl_gym.write_dataset",
             )
         try:
             self._stage.portal.call(self._episode.open)
@@ -148,13 +148,13 @@ class McpTextEnv(BaseTextEnv):
             raise BadValueError(
                 f"generator.max_turns is {given}, but the recipe allows {self.max_turns} turns for task "
                 f"{self._task.id}",
-                fix=f"set generator.max_turns to {self.max_turns} or more, or lower episodes.max_turns in the recipe",
+                fix=f"set generator.max_turns to at least {self.max_turns}, or lower episodes.max_turns in the recipe",
             )
 
     def _note_fault(self, error: InfrastructureError) -> None:
         if self._strict:
             raise error
-        _logger.warning("an episode of task %s is lost: %s", self._task.id, error)
+        _logger.warning("an episode of task %s was lost: %s", self._task.id, error)
         self._fault = error
 
     def _lost(self, error: InfrastructureError) -> BaseTextEnvStepOutput:

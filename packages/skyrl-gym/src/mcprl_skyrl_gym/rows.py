@@ -24,11 +24,11 @@ ENV_ID = "mcprl"
 """The value of `env_class`."""
 TASK_COLUMN = "mcprl_task"
 """The column with the task as JSON text. (As a struct, Parquet would give every task the fields of all tasks.)"""
-_FIX = "write the dataset with mcprl_skyrl_gym.write_dataset"
+_FIX = "create the dataset with mcprl_skyrl_gym.write_dataset"
 
 
 def row_of(task: Task, *, source: str) -> dict[str, Any]:
-    """Make a row. Its prompt is the task's own; the environment adds the preamble and the tools.
+    """Convert a task to a row. Its prompt is the task's prompt; the environment adds the preamble and the tools.
 
     {"prompt": [{"role": "user", "content": "Which time zone is Ana's office in?"}], "env_class": "mcprl",
      "data_source": "hello-cpu", "mcprl_task": '{"id": "zone-of-ana", …}'}
@@ -62,7 +62,8 @@ def write_dataset(config: RunConfig, path: Path, *, tasks: Path | None = None) -
     """
     if path.suffix != ".parquet":
         raise BadValueError(
-            f"{path} does not end in .parquet, from which SkyRL infers the format", fix=f"name it {path.stem}.parquet"
+            f"{path} does not end in .parquet, but SkyRL infers the format from the file name",
+            fix=(f"rename the file to {path.stem}.parquet"),
         )
     loaded = load_tasks(tasks or config.tasks.train)
     require_scorable(loaded, config.rewards)

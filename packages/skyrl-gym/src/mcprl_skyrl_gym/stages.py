@@ -26,12 +26,12 @@ from mcprl.config import RunConfig
 from mcprl.episodes import Judge, require_scorable, require_tools, require_worlds
 from mcprl.episodes.environment import Action, Environment, Functions, Grader, StepResult, ToolAccess, tool_specs
 from mcprl.episodes.loop import Leases, end_at_deadline, lease_for, longest_life_s
-from mcprl.episodes.reward_functions import open_functions
+from mcprl.episodes.reward_functions import code_of, open_functions
 from mcprl.errors import BadValueError, EpisodeDeadlineError
 from mcprl.files import canonical_json
 from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Message, Observation, StopReason, Task, ToolCall
-from mcprl.tasks import load_preamble
+from mcprl.tasks import load_preamble, load_tasks
 from mcprl.tasks.formats import line_of
 from mcprl.tools import Toolbox, open_toolbox
 from mcprl.tools.keys import load_keys
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Held(Generic[T]):
-    """Enters and leaves a context in one task, whichever tasks call this. Timeouts inside the context need that."""
+    """Enters and leaves a context in the same asyncio task, whichever tasks call this. Timeouts in it need that."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context
@@ -113,7 +113,7 @@ class Wording:
             if wanted.startswith(self._template(found) or place):
                 return found
         raise BadValueError(
-            f"the tokenizer's chat template cannot render what model.renderer={self._chat.family} renders",
+            f"the tokenizer's chat template cannot render messages that model.renderer={self._chat.family} can render",
             fix=_FIX,
         )
 
@@ -150,7 +150,7 @@ class Wording:
             if base and whole and whole.startswith(base) and whole.removeprefix(base).strip() in wanted:
                 return by_user
         raise BadValueError(
-            f"the tokenizer's chat template shows tool results differently from model.renderer={self._chat.family}",
+            f"the tokenizer's chat template renders tool results differently than model.renderer={self._chat.family}",
             fix=_FIX,
         )
 
@@ -162,8 +162,8 @@ class Wording:
             if opening in str(cast("Any", self._chat.tokenizer).decode(ids, skip_special_tokens=True)):
                 return
         raise BadValueError(
-            f"SkyRL passes turns on as text without control tokens, but calls of the family {self._chat.family} are "
-            "written with such tokens",
+            f"SkyRL passes turns as text without control tokens, but calls of the family {self._chat.family} need "
+            "such tokens",
             fix=_FIX,
         )
 
@@ -269,7 +269,7 @@ class LiveEpisode:
         deadline_s = self._config.episodes.deadline_s
         return EpisodeDeadlineError(
             f"an episode of task {self._task.id} took longer than {deadline_s:g} s, "
-            f"{self._age_s() - self._played_s:.3g} s of it waiting for one answer",
+            f"{self._age_s() - self._played_s:.3g} s of that waiting for a single answer",
             fix="find out whether a tool server or the trainer's engine is slow, or raise episodes.deadline_s",
         )
 
@@ -347,7 +347,7 @@ def load_config(key: StageKey) -> RunConfig:
     ):
         if holds:
             raise BadValueError(
-                f"{key.recipe} asks for {what}, which SkyRL's trainer does not support",
+                f"{key.recipe} uses {what}, which SkyRL's trainer does not support",
                 fix=f"change the recipe, or use the override {override}",
             )
     return config
@@ -365,8 +365,15 @@ async def _open_stage(config: RunConfig, portal: BlockingPortal) -> AsyncGenerat
         if config.rewards.judge is not None:
             judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
         env_file = config.servers.env_file
-        opening = open_functions(config.rewards, toolbox.catalog, env_file=env_file, logs=Path(logs))
+        files = [file for file in (config.tasks.train, config.tasks.validation) if file is not None]
+        code = code_of(config.rewards, [task for file in files for task in load_tasks(file)])
+        opening = open_functions(config.rewards, toolbox.catalog, env_file=env_file, logs=Path(logs), code=code)
         functions = await stack.enter_async_context(opening)
+        if functions is not None and functions.of_groups:
+            raise BadValueError(
+                f"the reward function {functions.of_groups[0]} needs whole groups, but SkyRL plays single episodes",
+                fix="remove it from rewards.functions, or give its weight to a function per episode",
+            )
         yield Stage(config, portal, toolbox=toolbox, wording=wording, judge=judge, functions=functions)
 
 
@@ -419,5 +426,5 @@ def stage_of(key: StageKey) -> Stage:
 
 
 def close_stages() -> None:
-    """Stop all tool servers of this process now instead of at its end. Running episodes lose their tools."""
+    """Stop all tool servers of this process now, and not only when it ends. Running episodes lose their tools."""
     _STAGES.close()

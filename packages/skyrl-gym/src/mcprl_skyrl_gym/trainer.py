@@ -31,7 +31,8 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            f"{error.name} is not installed", fix="run this in SkyRL's environment: pip install 'skyrl[fsdp]==0.3.0'"
+            f"{error.name} is not installed",
+            fix=("run this command in SkyRL's environment: pip install 'skyrl[fsdp]==0.3.0'"),
         ) from error
 
 
@@ -62,7 +63,7 @@ class McpGymGenerator(_BASE_GENERATOR):
 
 
 class McpPPOExp(_BASE_EXPERIMENT):
-    """SkyRL's experiment, with our environment registered in the process that generates."""
+    """SkyRL's experiment. It registers our environment in the process that generates."""
 
     def __init__(self, cfg: Any, settings: Settings) -> None:
         require_fit(cfg)
@@ -89,20 +90,20 @@ def require_fit(cfg: Any) -> None:
     """Raise BadValueError if SkyRL's configuration would cut episodes short or rewrite them."""
     generator = cfg.generator
     for holds, what, fix in (
-        (generator.batched, "with generator.batched, an episode has only one turn", "generator.batched=false"),
+        (generator.batched, "with generator.batched, an episode can have only one turn", "generator.batched=false"),
         (
             not generator.use_conversation_multi_turn,
-            "without generator.use_conversation_multi_turn, results are put into the policy's own message",
+            "without generator.use_conversation_multi_turn, tool results become part of the policy's message",
             "generator.use_conversation_multi_turn=true",
         ),
         (
             generator.chat_template.name_or_path is not None,
-            "with generator.chat_template, SkyRL tokenises turns again and drops the rewards of all but the last",
+            "with generator.chat_template, SkyRL retokenizes turns and drops all rewards except that of the last turn",
             "generator.chat_template.name_or_path=null",
         ),
         (
             generator.vision_language_generator,
-            "generator.vision_language_generator is for images, but tool results are text",
+            "generator.vision_language_generator expects images, but tool results are text",
             "generator.vision_language_generator=false",
         ),
     ):
@@ -157,10 +158,12 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
             case _:
                 raise BadValueError(
                     f"{argument} is not mcprl.recipe=FILE, mcprl.set=KEY=VALUE or mcprl.strict=true|false",
-                    fix="correct it",
+                    fix="correct the argument",
                 )
     if len(recipes) != 1:
-        raise BadValueError(f"mcprl.recipe is given {len(recipes)} times", fix="give mcprl.recipe=FILE once")
+        raise BadValueError(
+            f"mcprl.recipe is given {len(recipes)} times instead of once", fix=("pass mcprl.recipe=FILE exactly once")
+        )
     theirs = [argument for argument in arguments if not argument.startswith(_PREFIX)]
     # Absolute, because Ray's workers have other working folders.
     return Settings(recipe=Path(recipes[0]).resolve(), overrides=tuple(overrides), strict=strict), theirs

@@ -1,4 +1,4 @@
-"""The examination of a recipe: what has been opened so far, and the checks, which run one after the other.
+"""Runs the checks of `mcprl doctor` one after the other, and keeps what they have opened.
 
 A check is a small async function that looks at one thing and yields findings. It stores what it opens (the
 configuration, the tools, the chat, trajectories) for later checks. If something that a check needs is missing, the
@@ -80,7 +80,7 @@ def wrong(check: str, measured: str, fix: str, code: str = "") -> Finding:
 
 
 def wrong_by(check: str, error: McprlError) -> Finding:
-    """Make a finding from an error: its text, fix and code."""
+    """Make a finding from an error, with its text, fix and code."""
     return Finding(check=check, severity=Severity.BAD, measured=error.what, fix=error.fix, code=error.code)
 
 
@@ -104,7 +104,7 @@ def gpu_memories() -> tuple[int, ...]:
 
 
 def needed_gpus(config: RunConfig) -> int:
-    """Return the number of GPUs that a recipe needs in this machine. A server of the Tinker API has its own GPUs."""
+    """Return the number of GPUs that a recipe needs in this machine. The server of a Tinker API has its own GPUs."""
     if config.engine == "skyrl":
         return 0
     return config.learner.processes if config.learner.processes > 1 else int(config.learner.tuning == "lora_4bit")
@@ -123,7 +123,7 @@ T = TypeVar("T")
 
 
 class Opened(Generic[T]):
-    """Something that an earlier check stores for later checks: Opened[RunConfig]("a recipe that loads")"""
+    """A value that an earlier check stores for later checks: Opened[RunConfig]("a recipe that loads")"""
 
     def __init__(self, words: str) -> None:
         self.words = words

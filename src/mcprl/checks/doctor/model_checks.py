@@ -32,7 +32,7 @@ _WITHOUT_SWITCH = ("chatml", "template")
 _CHARACTERS_PER_TOKEN = 4
 # How many prompts are rendered to measure their length: those with the most characters.
 _RENDERED = 64
-_AGAIN = "download or copy the whole model again"
+_AGAIN = "download or copy the complete model again"
 
 Count = Callable[[str], int]
 Length = Callable[[Task], int]
@@ -48,13 +48,13 @@ async def check_model(examination: Examination) -> AsyncIterator[Finding]:
     if folder is None:
         yield warning(
             "model",
-            f"{model.path} is not in this machine's cache; it would be downloaded from the hub at first use",
+            f"{model.path} is not in this machine's cache, so its first use would download it from the hub",
             fix=f"download it with `hf download {model.path}`, then run doctor again",
         )
         return
     if not folder.is_dir():
         raise BadValueError(
-            f"model.path is {folder}, but there is no such folder",
+            f"model.path is {folder}, which does not exist",
             fix="correct model.path; scripts/setup builds the models of the shipped recipes",
         )
     weights = await asyncio.to_thread(_weight_bytes, folder)
@@ -65,7 +65,7 @@ async def check_model(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _context(config: RunConfig, folder: Path) -> Iterator[Finding]:
-    """Compare model.context_tokens with the positions of the model, unless it scales them."""
+    """Compare model.context_tokens with the model's number of positions, unless the model scales them."""
     known = json.loads((folder / "config.json").read_text())
     positions, wanted = known.get("max_position_embeddings"), config.model.context_tokens
     scaled = known.get("rope_scaling") or "factor" in (known.get("rope_parameters") or {})
@@ -76,7 +76,7 @@ def _context(config: RunConfig, folder: Path) -> Iterator[Finding]:
     if config.engine == "vllm":
         yield wrong("model context", f"{what}: vLLM would not start", fix, BadValueError.code)
     else:
-        yield warning("model context", f"{what}: what it writes beyond them is not to be trusted", fix=fix)
+        yield warning("model context", f"{what}: its output beyond them is unreliable", fix=fix)
 
 
 def _is_folder(path: str) -> bool:
@@ -84,7 +84,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _renderer(model: ModelConfig) -> Iterator[Finding]:
-    """Yield a finding if the renderer cannot work. Uses only what is known without the rendering libraries."""
+    """Yield a finding if the renderer cannot work. Does not load the rendering libraries."""
     if model.renderer == "auto" and _is_folder(model.path):
         fits = renderer_of(Path(model.path))
         also = "" if model.thinking is None else "; for chatml and template, also remove model.thinking"
@@ -92,13 +92,13 @@ def _renderer(model: ModelConfig) -> Iterator[Finding]:
             also = " and remove model.thinking" if model.thinking is not None and fits in _WITHOUT_SWITCH else ""
         yield wrong(
             "renderer",
-            f"model.renderer is auto, which needs a model's name on the hub, but model.path is the folder {model.path}",
+            f"model.renderer is auto, which needs a hub name in model.path instead of the folder {model.path}",
             fix=f"set model.renderer to {fits or 'the family of the model (such as qwen3), to chatml or to template'}"
             f"{also}",
             code=BadValueError.code,
         )
     elif model.renderer in _WITHOUT_SWITCH and model.thinking is not None:
-        what = f"model.thinking is {str(model.thinking).lower()}, but {model.renderer} has no switch for it"
+        what = f"model.thinking is {str(model.thinking).lower()}, but {model.renderer} cannot turn thinking on or off"
         yield wrong("renderer", what, fix="remove model.thinking", code=BadValueError.code)
 
 
@@ -110,12 +110,12 @@ def _weight_bytes(folder: Path) -> int:
         raise BadValueError(error.what, fix=_AGAIN) from error
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise BadValueError(
-            f"{folder} has no tokenizer: it contains none of {', '.join(_TOKENIZERS)}",
+            f"{folder} has no tokenizer: it should contain one of {', '.join(_TOKENIZERS)}",
             fix="copy the tokenizer files of the same model into the folder",
         )
     file = folder / "tokenizer.json"
     if file.is_file():
-        written = file.read_bytes().strip()  # not parsed, because that takes a second for a large vocabulary
+        written = file.read_bytes().strip()  # not parsed, because a large vocabulary takes a second
         if not (written.startswith(b"{") and written.endswith(b"}") and b'"added_tokens"' in written):
             raise BadValueError(f"{file} is not a tokenizer, or is truncated", fix=_AGAIN)
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -131,15 +131,15 @@ async def check_template(examination: Examination) -> AsyncIterator[Finding]:
     joined, rendered = _two_ways(chat)
     if joined == rendered:
         yield fine(
-            "template", f"{chat.family}: a conversation has the same tokens whether it is continued or rendered again"
+            "template", f"{chat.family}: continuing a conversation and rendering it from scratch give the same tokens"
         )
         return
     yield warning(
         "template",
-        f"{chat.family}: rendering a conversation again and continuing it turn by turn give different tokens; "
-        "training is not affected, since it never renders again, but an inference server that does would "
-        "show the policy unfamiliar prompts",
-        fix="serve the trained model with a client that continues conversations token by token, or try "
+        f"{chat.family}: continuing a conversation and rendering it from scratch give different tokens; training only "
+        "continues conversations, but an inference server that renders them from scratch would give the policy "
+        "prompts unlike those in training",
+        fix="serve the trained model with a client that keeps the tokens of earlier turns, or try "
         "model.renderer=template or model.renderer=chatml",
     )
 
@@ -169,7 +169,7 @@ async def check_prompts(examination: Examination) -> AsyncIterator[Finding]:
     if too_long:
         yield wrong(
             "prompt length",
-            f"the prompts of {len(too_long)} tasks fill model.context_tokens ({room:,}): {figures}",
+            f"the prompts of {len(too_long)} tasks leave no room in model.context_tokens ({room:,}): {figures}",
             fix=f"raise model.context_tokens above {lengths[longest] + turn:,}, shorten the preamble, or offer fewer "
             "tools per task",
             code=BadValueError.code,
@@ -177,11 +177,12 @@ async def check_prompts(examination: Examination) -> AsyncIterator[Finding]:
     elif lengths[longest] + turn > room:
         yield warning(
             "prompt length",
-            f"a prompt and a turn of sampling.max_tokens ({turn:,}) exceed model.context_tokens ({room:,}): {figures}",
+            f"the longest prompt plus a turn of sampling.max_tokens ({turn:,}) exceeds model.context_tokens "
+            f"({room:,}): {figures}",
             fix=f"raise model.context_tokens above {lengths[longest] + turn:,}, or lower sampling.max_tokens",
         )
     else:
-        yield fine("prompt length", f"{figures}; {room - lengths[longest]:,} are left for turns")
+        yield fine("prompt length", f"{figures}, which leaves {room - lengths[longest]:,} for turns")
     if config.algorithm.warm_start.weight > 0:
         for finding in await asyncio.to_thread(list, _solution_lengths(tasks, length, count, config)):
             yield finding
@@ -195,8 +196,8 @@ def _solution_lengths(tasks: Sequence[Task], length: Length, count: Count, confi
     by_turn = {task.id: max(map(count, turns[task.id])) for task in chosen}
     in_all = {task.id: length(task) + count("\n".join(turns[task.id])) for task in chosen[-_RENDERED:]}
     for sizes, limit, setting, what in (
-        (by_turn, config.sampling.max_tokens, "sampling.max_tokens", "have a turn longer than"),
-        (in_all, config.model.context_tokens, "model.context_tokens", "with their prompts are longer than"),
+        (by_turn, config.sampling.max_tokens, "sampling.max_tokens", "have a turn that exceeds"),
+        (in_all, config.model.context_tokens, "model.context_tokens", "and their prompts together exceed"),
     ):
         too_long = {
             task_id: size for task_id, size in sizes.items() if size >= limit
@@ -205,7 +206,8 @@ def _solution_lengths(tasks: Sequence[Task], length: Length, count: Count, confi
             longest, size = max(too_long.items(), key=lambda item: item[1])
             yield wrong(
                 "warm start",
-                f"{len(too_long)} solutions {what} {setting} ({limit:,}): that of {longest} needs over {size:,} tokens",
+                f"{len(too_long)} solutions {what} {setting} ({limit:,}): the longest ({longest}) has over {size:,} "
+                "tokens",
                 fix=f"raise {setting}, or shorten the solutions",
                 code=BadValueError.code,
             )

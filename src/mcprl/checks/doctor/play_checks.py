@@ -1,4 +1,4 @@
-"""Checks that run a few episodes as in training: does the sampler start, does the learner agree, can it learn anything?
+"""Checks that run a few episodes as in training: does the sampler start, does the learner agree, can a policy learn?
 
 The sampler is started once. Its episodes are compared with the learner, judged, and used to forecast the run.
 """
@@ -22,7 +22,7 @@ from mcprl.checks.health.rules import CUTS, room_for
 from mcprl.checks.health.view import may_set, one_of, refill
 from mcprl.checks.plan import FORWARD_SHARE
 from mcprl.config import RunConfig
-from mcprl.episodes import Collector, episode_metrics
+from mcprl.episodes import episode_metrics
 from mcprl.episodes.losses import LossLedger
 from mcprl.errors import BadValueError, McprlError, ParityError
 from mcprl.records import Group, LostEpisode, Source, StopReason, Trajectory
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from mcprl.episodes.stage import Stage
 
 _TASKS = 2
-_SOLUTIONS = 8  # this many of the longest, and as many others
+_SOLUTIONS = 8  # this many of the longest solutions, and as many others
 _COMPARED_OF_A_GROUP = 2
 _SLOW_CALL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedSample:
-    """Groups of a few tasks, the seconds they took, and the stage that ran them.
+    """Groups of a few tasks, the seconds that they took, and the stage that ran them.
 
     `ending` closes the stage, so that sampler and learner are not in memory at the same time.
     """
@@ -74,14 +74,14 @@ async def check_sampler(examination: Examination) -> AsyncIterator[Finding]:
     if stage.demonstrator is not None:
         yield await _play_solutions(stage.demonstrator, examination)
     size = config.episodes.group_size
-    examination.teller.stage(f"playing {len(tasks)} × {size} episodes")
+    examination.teller.stage(f"running {len(tasks)} × {size} episodes")
 
     def finished(outcome: Trajectory | LostEpisode) -> None:
         examination.teller.episode_finished(0, outcome)
 
     started = time.monotonic()
     try:
-        groups = await Collector(stage.runner, config.episodes).collect(tasks, 0, finished)
+        groups = await stage.collector(config).collect(tasks, 0, finished)
     except McprlError as error:
         yield wrong_by("episodes", error)
         return
@@ -95,12 +95,12 @@ async def _play_solutions(demonstrator: Demonstrator, examination: Examination) 
     tasks = [task for task in examination.tasks.value.tasks if task.solution is not None]
     tasks.sort(key=lambda task: len(repr(task.solution)), reverse=True)
     chosen = [*tasks[:_SOLUTIONS], *tasks[_SOLUTIONS :: max(1, len(tasks) // _SOLUTIONS)]]
-    examination.teller.stage(f"playing {len(chosen)} solutions")
+    examination.teller.stage(f"running {len(chosen)} solutions")
     try:
         await demonstrator.play(chosen, 0)
     except McprlError as error:
         return wrong_by("warm start", error)
-    return fine("warm start", f"{len(chosen)} of {len(tasks)} solutions were played and solve their tasks")
+    return fine("warm start", f"{len(chosen)} of {len(tasks)} solutions were run and solve their tasks")
 
 
 async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
@@ -159,12 +159,12 @@ def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) ->
     if expected >= least and share >= least_share:
         return None
     what = (
-        f"a step of {episodes} such episodes has about {expected:,.0f} learnable tokens, {share:.0%} of those sampled; "
-        f"algorithm.min_learnable_tokens is {least:,} and min_learnable_share is {least_share:.0%}, so updates would "
-        "be skipped"
+        f"a step of {episodes} such episodes has about {expected:,.0f} learnable tokens ({share:.0%} of its sampled "
+        f"tokens); updates would be skipped, since algorithm.min_learnable_tokens is {least:,} and "
+        f"min_learnable_share is {least_share:.0%}"
     )
     fix = "lower these settings, or raise training.tasks_per_step"
-    # Too few, even if all episodes were as long as the longest one in the sample.
+    # There are too few even if all episodes were as long as the longest one in the sample.
     if episodes * max(counts) < least:
         return wrong("learnable tokens", what, fix, code=BadValueError.code)
     return warning("learnable tokens", what, fix)
@@ -189,23 +189,27 @@ def judge_groups(
     if lost:
         yield warning(
             "lost episodes",
-            f"{len(lost)} attempts were lost to infrastructure faults, the last: {lost[-1]}",
-            fix="fix that cause: lost episodes are played again, which costs time in every step",
+            f"{len(lost)} attempts were lost to infrastructure faults, most recently {lost[-1]}",
+            fix="remove the cause: rerunning lost episodes costs time in every step",
         )
     ledger = LossLedger()
     ledger.add(groups)
     caused = [t.task_id for group in groups for t in group.trajectories if t.stop is StopReason.CAUSED_FAULT]
     found = [f"lost turns coincide with {correlation}" for correlation in ledger.correlations()]
     if caused:
-        crashed = f"{len(caused)} episodes crashed their tool server, and did so again when repeated (task {caused[0]})"
+        crashed = (
+            f"{len(caused)} episodes crashed their tool server, and crashed it again when rerun (task {caused[0]})"
+        )
         found.insert(0, crashed)
     if found:
-        fix = "make the tool reject such a call instead of failing: otherwise the policy can learn to exploit it"
+        fix = (
+            "make the tool reject such calls instead of failing: otherwise the policy can learn to exploit the failure"
+        )
         yield warning("caused faults", "; ".join(found), fix)
 
 
 def _results(groups: Sequence[Group]) -> Iterator[Finding]:
-    """The tools whose results have nothing for the policy to read, or report an error as a success."""
+    """Yield findings for tools whose results are empty for the policy, or report an error as a success."""
     seen = (o for group in groups for t in group.trajectories for turn in t.turns for o in turn.observations)
     found = {o.tool: judge_text("tool results", o) for o in seen if o.worked and o.server is not None}
     yield from (finding for finding in found.values() if finding is not None)
@@ -214,15 +218,15 @@ def _results(groups: Sequence[Group]) -> Iterator[Finding]:
 def _valid_calls(config: RunConfig, calls: float, rate: float, *, has_solutions: bool) -> Finding:
     if calls and rate > 0:
         return fine("valid calls", f"{rate:.0%} of {calls:.0f} calls")
-    what = "no episode made a call" if not calls else f"none of {calls:.0f} calls was valid"
+    what = "no episode called a tool" if not calls else f"none of {calls:.0f} calls was valid"
     warm_start = config.algorithm.warm_start.weight > 0
     if warm_start and has_solutions:
-        return fine("valid calls", f"{what}; the warm start will teach the model to make valid calls")
+        return fine("valid calls", f"{what}; the warm start will teach valid calls")
     ways = ["give tasks a solution" if warm_start else _imitate(has_solutions)]
     if may_set(config, "sampling.constrain", "act"):
-        ways.append("set sampling.constrain to act, which allows valid calls only")
-    ways.append("show calls in tasks.preamble")
-    return warning("valid calls", f"{what}: the model would have little to learn from", fix=one_of(ways))
+        ways.append("set sampling.constrain to act, which allows only valid calls")
+    ways.append("add example calls to tasks.preamble")
+    return warning("valid calls", f"{what}: the rewards would teach the model little", fix=one_of(ways))
 
 
 def _imitate(has_solutions: bool) -> str:
@@ -242,8 +246,7 @@ def _rewards(config: RunConfig, groups: Sequence[Group], *, dead: int, has_solut
     ways += [] if config.algorithm.warm_start.weight > 0 else [_imitate(has_solutions)]
     return warning(
         "rewards",
-        f"{figures} have zero variance: all their episodes earned the same reward, so nothing would be learned from "
-        "them",
+        f"{figures} have zero variance: all their episodes earned the same reward, so they would teach nothing",
         fix=one_of([*ways, refill(config)]),
     )
 
@@ -251,7 +254,7 @@ def _rewards(config: RunConfig, groups: Sequence[Group], *, dead: int, has_solut
 def _answers(config: RunConfig, groups: Sequence[Group]) -> Finding:
     asked = [t for group in groups if group.task.goal.answer is not None for t in group.trajectories]
     if not asked:
-        return fine("answers", "no task in the sample asks for an answer")
+        return fine("answers", "no sampled task asks for an answer")
     unanswered = [t for t in asked if t.stop is not StopReason.ANSWERED]
     figures = f"{len(unanswered)} of {len(asked)} episodes ended without an answer"
     if len(unanswered) < len(asked):
@@ -259,7 +262,7 @@ def _answers(config: RunConfig, groups: Sequence[Group]) -> Finding:
     stops = Counter(t.stop for t in unanswered)
     reasons = ", ".join(sorted(stop.value.replace("_", " ") for stop in stops))
     ways = [room_for(f"stop_{stop.value}", config) for stop, _ in stops.most_common() if f"stop_{stop.value}" in CUTS]
-    fix = one_of([*ways[:1], "show a finished conversation in tasks.preamble"])
+    fix = one_of([*ways[:1], "add a complete example conversation to tasks.preamble"])
     return warning("answers", f"{figures} ({reasons})", fix=fix)
 
 
@@ -282,7 +285,7 @@ def _latency(groups: Sequence[Group], config: RunConfig) -> Finding:
     if slow:
         return warning(
             "tool latency",
-            f"{figures}; {slow[0].tool} took {slow[0].latency_s:.1f} s, more than half of its deadline",
+            f"{figures}; {slow[0].tool} took {slow[0].latency_s:.1f} s, more than half of the call deadline",
             fix=f"raise servers.settings.{slow[0].server}.call_deadline_s, or its replicas",
         )
     return fine("tool latency", figures)

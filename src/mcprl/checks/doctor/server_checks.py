@@ -34,14 +34,14 @@ from mcprl.tools.keys import load_keys
 from mcprl.tools.pins import compare_tools, read_pins
 from mcprl.tools.specs import PORT
 
-# How many characters of a server's text are shown.
+# Maximum number of characters shown of a server's text.
 _SHOWN = 160
 _ASK_S = 5.0
-# At most this many tools of a server are called, and this many calls made: some servers exit after a few.
+# Maximum number of tools called, and of calls made, per server. Some servers exit after a few calls.
 _CALLED_TOOLS, _CALLS, _CALLING_S = 8, 5, 10.0
-# The rule for servers.settings.NAME.errors that finds results which begin with an error.
+# The rule to suggest for servers.settings.NAME.errors: it matches results that begin with an error.
 _ERROR = re.compile(r'^\s*(\{\s*"errors?"\s*:(?!\s*(null|false|""|\[\]))|Error:)')
-# The first request of a session, as a client without a key sends it.
+# The first request of a session, without a key.
 _CLIENT = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "mcprl doctor", "version": "1"}}
 _HELLO = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT}
 
@@ -62,7 +62,7 @@ async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
     if key is not None and not load_keys(servers.env_file).get(key, "").strip():
         what = f"the judge needs a key, but {key} is not set"
         raise MissingKeyError(what, fix=f"set {key}, or correct rewards.judge.key_env")
-    yield fine("keys", "every key that the servers and the judge need is set")
+    yield fine("keys", "all keys for the servers and the judge are set")
 
 
 async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
@@ -89,15 +89,18 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
         elif isinstance(error, EmptyCatalogError):
             yield warning(
                 name,
-                "started, but offers no tool",
-                fix=f"configure it to offer tools, check servers.settings.{spec.name}.allow and deny, or disable it",
+                "started, but offers no tools",
+                fix=f"configure the server to offer tools, check servers.settings.{spec.name}.allow and deny, or "
+                "disable the server",
             )
         elif isinstance(error, ServerStartError):
             # The error's own fix names a log that is deleted after the examination; its text already quotes that log.
-            how = "run its command by hand" if spec.command or spec.settings.start else "start it, see that it answers,"
+            how = (
+                "run its command by hand" if spec.command or spec.settings.start else "start it, check that it answers,"
+            )
             fix = (
-                f"{how} and correct its entry in {servers.file.name}; if it only needs more time, "
-                f"raise servers.settings.{spec.name}.start_deadline_s"
+                f"{how} and correct its entry in {servers.file.name}; if it is only slow to start, raise "
+                f"servers.settings.{spec.name}.start_deadline_s"
             )
             yield wrong(name, error.what, fix, error.code)
         elif error is not None:
@@ -113,7 +116,7 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def _replayed(examination: Examination) -> AsyncIterator[Finding]:
-    """Open the cassette, and in mode mixed the servers beside it."""
+    """Open the cassette, and in mode mixed also the servers that answer calls not recorded in it."""
     servers = examination.config.value.servers
     opening = open_toolbox(servers.model_copy(update={"pins": None}), log_dir=examination.folder / "logs")
     try:
@@ -128,10 +131,10 @@ async def _replayed(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _worlds(examination: Examination, toolbox: Toolbox) -> Iterator[Finding]:
-    """Say where the calls of each tool go: to the cassette, to a server that mcprl ships, or to another server."""
+    """Report what answers the calls of each tool: the cassette, a server that comes with mcprl, or another server."""
     servers = examination.config.value.servers
     if servers.cassette_mode == "replay":
-        yield fine("servers", f"none is started: {len(toolbox.catalog)} tools are replayed from {servers.cassette}")
+        yield fine("servers", f"none started: {len(toolbox.catalog)} tools are replayed from {servers.cassette}")
         return
     ships = {spec.name for spec in examination.specs.value if "serve" in spec.args and "--world" in spec.args}
     worlds: dict[str, list[str]] = {}
@@ -171,18 +174,18 @@ async def _started(
     if noise := [line for line in dropped if line.startswith(f"{spec.name}.log: ")]:
         yield warning(
             name,
-            f"writes to stdout, which is for MCP messages only: {_short(noise[0].partition(': ')[2])}",
-            fix="print and log to stderr in the server",
+            f"writes text to stdout, which must carry only MCP messages: {_short(noise[0].partition(': ')[2])}",
+            fix="make the server print and log to stderr",
         )
     if spec.url is not None and PORT not in spec.url and await _answers_anyone(spec.url):
         host, port = urlsplit(spec.url).hostname, urlsplit(spec.url).port
         local = host in ("127.0.0.1", "::1", "localhost")
-        who = "every user of this machine" if local else "anyone who reaches it"
+        who = "every user of this machine" if local else "anyone who can reach it"
         yield warning(
             name,
             f"{host}:{port} answers without a key, so {who} can call its tools",
-            fix="make it require a key, and send the key in 'headers' (mcprl's own servers do if MCPRL_SERVER_TOKEN is "
-            "set), or start it with 'command'",
+            fix="make the server require a key and send the key in 'headers' (mcprl's own servers require one if "
+            "MCPRL_SERVER_TOKEN is set), or start the server with 'command'",
         )
     unenforced = [(tool.name, what) for tool in box.catalog for what in box.catalog.check(tool.name).unenforced]
     if unenforced:
@@ -190,8 +193,8 @@ async def _started(
         more = f", and {len(unenforced) - 1} more" if len(unenforced) > 1 else ""
         yield warning(
             name,
-            f"{_short(what)} of {tool}{more} is not enforced by mcprl, since it cannot be checked in linear time",
-            fix="no action is needed if the server checks its arguments itself; otherwise exclude the tool with deny",
+            f"{_short(what)} of {tool}{more} is not enforced by mcprl, because checking it takes more than linear time",
+            fix="do nothing if the server checks its arguments itself; otherwise exclude the tool with deny",
         )
 
 
@@ -216,7 +219,7 @@ async def _open(examination: Examination, spec: ServerSpec) -> tuple[Toolbox | N
 
 
 async def check_calls(examination: Examination) -> AsyncIterator[Finding]:
-    """Call the tools of each server if that is harmless: a server may start, and then refuse, return nothing or die."""
+    """Call harmless tools of each server, because a server may start and still refuse calls, return nothing or die."""
     tasks = examination.tasks.value.tasks if examination.tasks.there else ()
     settings = {spec.name: spec.settings for spec in examination.specs.value}
     boxes = examination.toolboxes.value.items()
@@ -231,7 +234,7 @@ async def _call(server: str, toolbox: Toolbox, tasks: Sequence[Task], settings: 
     name = f"call {server}"
     calls = _harmless_calls(tuple(toolbox.catalog), tasks)[:_CALLED_TOOLS]
     if not calls:
-        return [fine(name, "not called: no read-only tool can be called with arguments known from the tasks")]
+        return [fine(name, "not called: the tasks contain no arguments for a read-only tool")]
     is_limited = settings.rate is not None or settings.budget != BudgetSettings()
     again = 0 if is_limited else _CALLS - len(calls)
     found: list[Finding] = []
@@ -246,7 +249,10 @@ async def _call(server: str, toolbox: Toolbox, tasks: Sequence[Task], settings: 
         latencies.append(time.monotonic() - started)
         if toolbox.restarts > restarts:
             what = f"it exited after {number} call{'s' if number != 1 else ''} and had to be restarted"
-            fix = f"make the server stay up: start its command by hand, call {call.name} several times, read its stderr"
+            fix = (
+                f"run the server's command by hand, call {call.name} several times, and look for the cause in its "
+                "stderr"
+            )
             return [*found, wrong(name, what, fix, ServerLostError.code)]
         if number < len(calls) and (finding := _judge_result(name, seen)) is not None:
             found.append(finding)
@@ -261,36 +267,36 @@ def _judge_result(name: str, seen: Observation) -> Finding | None:
     if seen.fault is not None:
         return warning(
             name,
-            f"{seen.tool} rejected a call that should work: {_short(seen.text)}",
-            fix=f"try it with `mcprl tools call RECIPE {seen.tool} …`, and correct the task or the server",
+            f"{seen.tool} rejected a call that should succeed: {_short(seen.text)}",
+            fix=f"repeat the call with `mcprl tools call RECIPE {seen.tool} …`, and correct the task or the server",
         )
     return judge_text(name, seen)
 
 
 def judge_text(check: str, seen: Observation) -> Finding | None:
-    """A finding if a result that counts as a success has nothing for the policy to read, or reports an error."""
+    """Return a finding if a result that counts as a success is empty for the policy or reports an error."""
     shown = re.sub(r"\[(image|audio|resource \S*) omitted\]", "", seen.text).strip()
     if not shown:
         sample = f"only {_short(seen.text)}" if seen.text.strip() else "an empty result"
         return warning(
             check,
-            f"{seen.tool} returned {sample}: the policy reads text, and there is none",
+            f"{seen.tool} returned {sample}, but the policy can read only text",
             fix=f"make {seen.tool} return its result as text, or exclude it with servers.settings.{seen.server}.deny",
         )
     if _ERROR.match(shown) is not None:
         return warning(
             check,
             f"{seen.tool} returned an error as a success: {_short(shown)}",
-            fix="fix the reported error; to count such results as failed calls, set "
+            fix="remove the cause of this error, or count such results as failed calls: set "
             f"servers.settings.{seen.server}.errors to [{{match: '{_ERROR.pattern}'}}]",
         )
     return None
 
 
 def _harmless_calls(tools: Sequence[Tool], tasks: Sequence[Task]) -> list[ToolCall]:
-    """Calls that change nothing, one per tool: complete ones from solutions and goals, else one without arguments.
+    """Return calls that change nothing, one per tool: taken from solutions and goals, or else without arguments.
 
-    It calls only tools that declare themselves read-only, and tools with state per episode.
+    Only tools that declare themselves read-only, and tools with state per episode, are called.
     """
     harmless = {tool.name: tool for tool in tools if tool.read_only or tool.episodic}
     found: dict[str, ToolCall] = {}
@@ -317,7 +323,7 @@ async def check_pins(examination: Examination) -> AsyncIterator[Finding]:
     """Compare the tools as listed now with the tools that were reviewed and pinned."""
     path = examination.config.value.servers.pins
     if path is None:
-        yield fine("pins", "none: servers.pins is not set (`mcprl tools pin` writes them)")
+        yield fine("pins", "none: servers.pins is not set (`mcprl tools pin` writes the file)")
         return
     pinned, same = read_pins(path), 0
     listings = [item for box in examination.toolboxes.value.values() for item in box.definitions.items()]
@@ -326,11 +332,11 @@ async def check_pins(examination: Examination) -> AsyncIterator[Finding]:
         if server not in pinned:
             what = f"{path.name} pins no tools of server {server!r}{did_you_mean(server, pinned)}"
         elif diff is not None:
-            what = f"the tools of server {server!r} are not those pinned in {path.name}: {diff.summary()}"
+            what = f"the tools of server {server!r} differ from those pinned in {path.name}: {diff.summary()}"
         else:
             same += 1
             continue
-        again = "review the change, then run `mcprl tools pin RECIPE`"
+        again = "review the changes, then accept them with `mcprl tools pin RECIPE`"
         yield wrong("pins", what, fix=again, code=ToolsChangedError.code)
     if same:
-        yield fine("pins", f"the tools of {same} server{'s' if same != 1 else ''} are as pinned in {path.name}")
+        yield fine("pins", f"the tools of {same} server{'s' if same != 1 else ''} match {path.name}")

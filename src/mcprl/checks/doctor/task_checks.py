@@ -23,14 +23,14 @@ from mcprl.tasks.validation import DriftedCall, ProblemKind, alias_settings, dri
 from mcprl.tools import Tool, Toolbox
 
 _EXAMPLES = 3
-# Two words with an underscore, as tools are named, and how alike such a word and a name are if it is meant.
+# A tool name: at least two words joined by underscores. The number is how similar a word must be to a tool's name.
 _IDENTIFIER, _ALIKE = re.compile(r"\b[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+\b"), 0.8
-# Usual names of the file that measures what the training file taught.
+# Usual names of validation files.
 _JUDGING = ("validation", "valid", "val", "dev", "test", "eval")
 
 
 async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
-    """Read the tasks and the preamble. Check that each task can be scored, and that there are enough for a step."""
+    """Read the tasks and the preamble. Check that each task can be scored, and that they suffice for a step."""
     config = examination.config.value
     try:
         examination.preamble.put(load_preamble(config.tasks.preamble))
@@ -58,15 +58,15 @@ async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
     if rubrics and config.rewards.judge is None:
         yield warning(
             "scoring",
-            f"{rubrics} of {len(file.tasks)} tasks have a rubric, but there is no judge to grade it",
-            fix="set rewards.judge to an endpoint that grades, or remove the rubrics",
+            f"{rubrics} of {len(file.tasks)} tasks have a rubric, but no judge is configured",
+            fix="configure rewards.judge, or remove the rubrics",
         )
     else:
         yield fine("scoring", "every task can earn a reward")
 
 
 def _learnable_bound(tasks: Sequence[Task], config: RunConfig) -> Finding | None:
-    """Return a finding if no batch can have as many tokens as an update needs, however long its episodes are."""
+    """Return a finding if even the longest episodes give a batch fewer tokens than an update needs."""
     least, episodes = config.algorithm.min_learnable_tokens, config.training.tasks_per_step * config.episodes.group_size
     turns = max(config.episodes.turn_limit(task) * (1 + len(task.follow_ups)) for task in tasks)
     most = episodes * min(turns * config.sampling.max_tokens, config.model.context_tokens)
@@ -102,14 +102,14 @@ async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
     if given:
         yield warning(
             "answers in prompts",
-            f"{len(given)} of {len(file.tasks)} tasks have their answer in the question, so no tool is needed: "
+            f"{len(given)} of {len(file.tasks)} tasks give the answer away in the question, so they need no tools: "
             f"{_some(given)}",
-            fix="ask for something that only a tool can answer, or add expected calls to the task",
+            fix="ask for information that only a tool can provide, or add expected calls to the task",
         )
 
 
 def _validation_files(train: Path) -> list[Path]:
-    """Return the validation files beside the training file, with a matching name: train.jsonl, validation.jsonl."""
+    """Return the validation files next to the training file that match its name: train.jsonl, validation.jsonl."""
     if "train" not in train.stem:
         return []
     named = [train.with_name(train.name.replace("train", word)) for word in _JUDGING]
@@ -140,7 +140,7 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
     if found[ProblemKind.UNKNOWN_TOOL]:
         yield wrong(
             "tasks and tools",
-            said(ProblemKind.UNKNOWN_TOOL, "use a tool that no server lists"),
+            said(ProblemKind.UNKNOWN_TOOL, "use a tool that no server offers"),
             fix=f"correct the name in the task, or add a server that offers it{look}",
             code=UnknownToolError.code,
         )
@@ -148,8 +148,7 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
         yield wrong(
             "solvable",
             said(ProblemKind.UNREACHABLE, "cannot be solved"),
-            fix="correct the tasks; if turns are too few, raise max_turns of the task, or else episodes.max_turns"
-            + look,
+            fix="correct the tasks; if they need more turns, raise max_turns of the task or episodes.max_turns" + look,
         )
     if found[ProblemKind.DUPLICATE]:
         duplicates = said(ProblemKind.DUPLICATE, "ask the same question as another task")
@@ -158,11 +157,11 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
     if drift:
         yield _drift(drift)
     if not found[ProblemKind.UNKNOWN_TOOL] and not found[ProblemKind.UNREACHABLE]:
-        yield fine("tasks and tools", f"{len(catalog)} tools; every tool, argument and limit of the tasks fits them")
+        yield fine("tasks and tools", f"{len(catalog)} tools; the tasks match them in every name, argument and limit")
 
 
 async def check_preamble(examination: Examination) -> AsyncIterator[Finding]:
-    """Compare the calls that the preamble shows to the policy with the tools."""
+    """Compare the calls that the preamble shows to the policy with the available tools."""
     messages, servers = examination.preamble.value, examination.config.value.servers
     tools = {tool.name: tool for tool in examination.catalog.value}
     shown = [
@@ -176,24 +175,24 @@ async def check_preamble(examination: Examination) -> AsyncIterator[Finding]:
         examples = [f"{call.row}: {call.tool}: {', '.join(call.problems)}" for call in drift]
         yield wrong(
             "preamble",
-            f"{len(drift)} of the {len(shown)} calls in tasks.preamble do not fit the tools: {_some(examples)}",
-            fix="correct these calls: the policy copies them",
+            f"{len(drift)} of the {len(shown)} calls in tasks.preamble do not match the tools: {_some(examples)}",
+            fix="correct these calls, because the policy imitates them",
             code=UnknownToolError.code if any(call.tool not in tools for call in drift) else "",
         )
     elif shown:
-        yield fine("preamble", f"its {len(shown)} calls fit the tools")
+        yield fine("preamble", f"its {len(shown)} calls match the tools")
     tasks = examination.tasks.value.tasks if examination.tasks.there else ()
     if misnamed := _misnamed([*messages, *(message for task in tasks for message in task.prompt)], tools):
         examples = [f"{word!r}{did_you_mean(word, tools)}" for word in misnamed]
         yield warning(
             "names in prompts",
-            f"the preamble or a prompt mentions a tool that no server lists: {_some(examples)}",
-            fix="write the name as the server lists it",
+            f"the preamble or a prompt mentions a tool that no server offers: {_some(examples)}",
+            fix="use the name that the server lists",
         )
 
 
 def _misnamed(messages: Iterable[Message], tools: Mapping[str, Tool]) -> list[str]:
-    """Words that look like a tool's name but are not the name of a tool or an argument, in order of first use."""
+    """Return words that look like a tool's name but name neither a tool nor an argument, in order of first use."""
     known = {*tools, *(name for tool in tools.values() for name in tool.parameters.get("properties", {}))}
     said = dict.fromkeys(word for message in messages for word in _IDENTIFIER.findall(message["content"]))
     return [word for word in said if word not in known and difflib.get_close_matches(word, tools, 1, _ALIKE)]
@@ -208,10 +207,10 @@ def _drift(drift: Sequence[DriftedCall]) -> Finding:
     ]
     ways = [f"set {'; '.join(settings)}"] if settings else []
     if without := sum(not call.aliases for call in drift):
-        ways.append(f"correct the {without} calls that no alias would fix")
+        ways.append(f"correct the {without} calls that no alias fixes")
     return warning(
         "recorded calls",
-        f"{len(drift)} calls in the dataset's conversations no longer fit the tools: {_some(examples)}",
+        f"{len(drift)} calls in the dataset's conversations no longer match the tools: {_some(examples)}",
         fix="; ".join(ways),
     )
 
@@ -235,12 +234,14 @@ async def check_worlds(examination: Examination) -> AsyncIterator[Finding]:
         require_worlds(list(_tasks_of(box, tasks)), box)
     yield fine(
         "worlds",
-        f"the servers serve {', '.join(worlds)}, as the tasks need" if worlds else "no task needs an offline world",
+        f"the servers provide {', '.join(worlds)}, as the tasks require"
+        if worlds
+        else "no task requires an offline world",
     )
 
 
 def _tasks_of(toolbox: Toolbox, tasks: Iterable[Task]) -> Iterator[Task]:
-    """Yield the tasks, reduced to one server's tools."""
+    """Yield the tasks, each with only the tools of one server."""
     for task in tasks:
         state = tuple(expected for expected in task.goal.state if expected.tool in toolbox.catalog)
         tools = tuple(name for name in task.tools or toolbox.catalog.names if name in toolbox.catalog)
@@ -254,6 +255,6 @@ def _from_here(path: Path) -> str:
 
 
 def _some(lines: Sequence[str]) -> str:
-    """Join the first few lines, and say how many more there are."""
+    """Join the first few lines, and add how many more there are."""
     more = f"; and {len(lines) - _EXAMPLES} more" if len(lines) > _EXAMPLES else ""
     return "; ".join(lines[:_EXAMPLES]) + more

@@ -1,7 +1,7 @@
-"""Health: rules judge the figures of each step. A verdict describes the figure, a likely cause and what to try next.
+"""Health: rules that judge the figures of each step. A verdict has the figure, a likely cause and what to try next.
 
-Rules are small functions in tables. `rules` has those about episodes and about how far an update moved the policy.
-`trends` has those about whether the numbers can be trusted, and about the run so far.
+`rules` has the rules about episodes and about how far an update moved the policy. `trends` has the rules about whether
+the numbers can be trusted, and about changes over the run.
 """
 
 from mcprl.checks.health.judge import RULES, Health

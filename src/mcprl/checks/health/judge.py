@@ -1,4 +1,4 @@
-"""The judge: keeps what rules need from earlier steps, runs every rule, and sorts the verdicts, most severe first."""
+"""The judge: keeps the data that rules need from earlier steps, runs every rule, and sorts the verdicts by severity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REMEMBERED = ("reward", "valid_call_rate", "explained_variance", "value_loss")
 
 
 class Health:
-    """Judges the steps of a run, one after the other. `has_solutions`: some task has a solution to imitate."""
+    """Judges the steps of a run, one after the other. `has_solutions` means that some tasks have a solution."""
 
     def __init__(self, config: RunConfig, *, has_solutions: bool = True) -> None:
         self._config = config
@@ -41,18 +41,18 @@ class Health:
 
     @staticmethod
     def most_kept(config: RunConfig) -> int:
-        """Return how many checkpoints advice may need besides the newest: two to return to, and unjudged ones."""
+        """Return how many checkpoints to keep, besides the newest, because advice may refer to them."""
         return 2 + config.training.max_staleness
 
     @property
     def steps_to_return_to(self) -> set[int]:
-        """Return the steps that advice may name: the best, the last healthy one, and those that may become healthy."""
+        """Return the steps that advice may name: the best, the last healthy, and those that may become healthy."""
         past = self._past
         known = {step for step in (past.best_reward_step, past.healthy_step) if step is not None}
         return known | {int(candidate[0]) for candidate in past.candidates}
 
     def note_losses(self, groups: Sequence[Group]) -> None:
-        """Record the episodes, and the lost ones, of the step that is judged next."""
+        """Record the episodes, including lost ones, of the step that will be judged next."""
         self._losses.add(groups)
 
     def judge(self, metrics: Mapping[str, float], skipped: str | None = None) -> tuple[Verdict, ...]:
@@ -97,7 +97,7 @@ def _verdicts(view: StepView, rules: Rules) -> dict[str, Verdict]:
 
 
 def _judged_candidates(view: StepView) -> list[list[float]]:
-    """Return the candidates whose weights, or newer ones, sampled all episodes of this step."""
+    """Return the candidate steps whose weights, or newer weights, sampled all episodes of this step."""
     past = view.past
     sampled_by = past.updates - (view.now("staleness_max") or 0.0)
     judged = [candidate for candidate in past.candidates if candidate[1] <= sampled_by]
@@ -137,7 +137,7 @@ def _remember(view: StepView) -> None:
     for name in _REMEMBERED:
         past.push(name, view.now(name))
     past.push("skipped", float(view.was_skipped))
-    # A gradient of 0 means a step without signal; it would lower the median of the others.
+    # A gradient of 0 means a step without signal. It would lower the median.
     if (norm := view.now("grad_norm")) is not None and norm > 0:
         past.push("grad_norm", norm)
     positive, negative = view.now("ratio_mean_positive"), view.now("ratio_mean_negative")

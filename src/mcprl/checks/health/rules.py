@@ -33,27 +33,27 @@ from mcprl.verdicts import (
     mean,
 )
 
-# A group whose rewards are all equal has no gradient. At half of the groups, a batch costs twice what it should; at
+# A group whose rewards are all equal has no gradient. At half of the groups, a batch costs twice what it should. At
 # four fifths, too few groups are left to give a direction.
 _DEAD_WARN, _DEAD_BAD = 0.5, 0.8
-# With fewer groups, the result is chance, so steps are counted together until there are enough.
+# With fewer groups, the result is mostly chance, so the groups of several steps are counted together.
 _ENOUGH_GROUPS = 8
-# Above this success rate, groups without variance are mostly solved; below the other, they are mostly failed.
+# Above the first success rate, groups without variance are mostly solved; below the second, they are mostly failed.
 _MOSTLY_SOLVED, _MOSTLY_FAILED = 0.6, 0.3
 # Below this temperature the members of a group rarely differ.
 _COPYING = 0.3
-# Calls are often wrong in the first steps. If half of them are wrong after ten, the policy does not find the format.
+# Calls are often wrong in the first steps. If half are wrong after ten steps, the policy does not find the format.
 _EARLY_STEPS, _EARLY_VALID = 10, 0.5
 _VALID_WINDOW = 5
 # An episode that reaches a limit has no answer, so its reward measures its length, not its quality.
 _CUT_WARN, _CUT_BAD = 0.5, 0.9
-# Lost episodes run again and cost only time, but they are not a random sample: long ones are lost more often.
+# Lost episodes are run again and cost only time, but they are not a random sample: long ones are lost more often.
 _LOST_WARN, _LOST_BAD = 0.1, 0.3
 # If a tenth of all episodes make a tool fail, the policy is learning to do that.
 _CAUSED_BAD = 0.1
 
 CUTS = {
-    "stop_cut_by_length": "turns are cut at their token limit",
+    "stop_cut_by_length": "turns are truncated at sampling.max_tokens",
     "stop_turn_limit": "episodes run out of turns",
     "stop_context_limit": "conversations outgrow the context",
 }
@@ -83,18 +83,18 @@ def dead_groups(view: StepView) -> Verdict | None:
     success, reward = view.now("success_rate"), view.now("reward")
     if success is None:
         success = reward
-    # Success may be calls of the right tools with the wrong arguments.
+    # Success may mean calls of the right tools with the wrong arguments.
     earns_little = reward is not None and reward < _MOSTLY_FAILED
     curriculum = config.tasks.order == "curriculum"
     ways: list[str] = []
     if config.sampling.temperature < _COPYING:
-        cause = f"at temperature {config.sampling.temperature:g} the members of a group are copies of each other"
+        cause = f"at temperature {config.sampling.temperature:g} all episodes of a group are the same"
         ways.append("raise sampling.temperature towards 1")
     elif success is not None and success >= _MOSTLY_SOLVED and not earns_little:
-        cause = "every member solves most of these tasks"
-        ways.append(f"train on harder tasks{'' if curriculum else ' (tasks.order=curriculum picks them)'}")
+        cause = "most of these groups always solve their task"
+        ways.append(f"train on harder tasks{'' if curriculum else ' (tasks.order=curriculum selects them)'}")
     elif success is None or success < _MOSTLY_FAILED or earns_little:
-        cause = "every member fails most of these tasks in the same way"
+        cause = "most of these groups always fail their task in the same way"
         if may_set(config, "sampling.temperature", config.sampling.temperature * 1.2):
             ways.append("raise sampling.temperature")
         ways += [
@@ -102,8 +102,10 @@ def dead_groups(view: StepView) -> Verdict | None:
             f"train on easier tasks{'' if curriculum else ' (tasks.order=curriculum)'}",
         ]
     else:
-        cause = "some tasks are always solved, others never"
-        ways += [] if curriculum else ["set tasks.order to curriculum, which picks the tasks in between"]
+        cause = "some tasks are always solved and others never"
+        ways += (
+            [] if curriculum else ["set tasks.order to curriculum, which selects tasks that are solved only sometimes"]
+        )
     what = f"{dead / played:.0%} of groups have zero variance and teach nothing: {cause}"
     return Verdict(severity=severity, what=what, fix=one_of([*ways, refill(config)]))
 
@@ -118,10 +120,10 @@ def no_calls(view: StepView) -> Verdict | None:
         solutions = "" if view.has_solutions else "give tasks a solution and "
         ways.append(f"{solutions}imitate solutions first (algorithm.warm_start.weight)")
     elif not view.now("demonstration_weight"):
-        ways.append(f"imitate solutions for longer (algorithm.warm_start.steps, now {warm_start.steps})")
-    ways.append(f"show {'a call' if config.tasks.preamble is None else 'more calls'} in tasks.preamble")
+        ways.append(f"imitate solutions for more steps (algorithm.warm_start.steps, now {warm_start.steps})")
+    ways.append(f"add {'example calls' if config.tasks.preamble is None else 'more example calls'} to tasks.preamble")
     return bad(
-        "no episode called a tool: the policy does not find the call format, or answers without calling",
+        "no episode called a tool: the policy does not know the call format, or answers without tools",
         one_of(ways),
     )
 
@@ -139,28 +141,29 @@ def invalid_calls(view: StepView) -> Verdict | None:
         return None
     what = f"after {step} steps {rate:.0%} of calls are valid"
     if view.config.sampling.constrain == "off":
-        what += ": the policy does not keep to the call format or to the tools' schemas"
-        fix = "show correct calls in tasks.preamble"
+        what += ": the policy does not follow the call format or the tools' schemas"
+        fix = "add correct example calls to tasks.preamble"
         if may_set(view.config, "sampling.constrain", "act"):
             fix = "set sampling.constrain to act, which makes malformed calls impossible"
     else:
-        what += ", although a grammar enforces their format: tools reject the values"
+        what += ", although a grammar enforces their format: the tools reject argument values"
         fix = (
-            "see which tools reject calls and why (`mcprl tools stats RUN`), describe the allowed values to the policy"
+            "find out with `mcprl tools stats RUN` which tools reject calls and why, and describe the allowed values "
+            "to the policy"
         )
     return Verdict(severity=severity, what=what, fix=f"{fix}, or raise rewards.invalid_call")
 
 
 def unanswered(view: StepView) -> Verdict | None:
     if not view.config.rewards.unanswered:
-        return None  # if a missing answer costs nothing, none is wanted
+        return None  # if a missing answer costs nothing, no answer is wanted
     shares = {name: share for name in CUTS if (share := view.now(name)) is not None}
     severity = by_size(sum(shares.values()), warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
         return None
     most = max(shares, key=lambda name: shares[name])
     total = sum(shares.values())
-    what = f"{total:.0%} of episodes hit a limit before they answer: mostly ({shares[most]:.0%}) {CUTS[most]}"
+    what = f"{total:.0%} of episodes hit a limit before they answer; most often ({shares[most]:.0%}), {CUTS[most]}"
     return Verdict(severity=severity, what=what, fix=room_for(most, view.config))
 
 
@@ -191,19 +194,19 @@ def lost_episodes(view: StepView) -> Verdict | None:
     most = max(codes, key=lambda code: codes[code])
     return Verdict(
         severity=severity,
-        what=f"{lost / (lost + kept):.0%} of episodes were lost to infrastructure faults and run again: "
-        f"mostly ({codes[most] / lost:.0%}) to {most}",
-        fix=f"see `mcprl explain {most}` for the cause and its fix, and the logs of the run for where it happened",
+        what=f"{lost / (lost + kept):.0%} of episodes were lost to infrastructure faults and rerun, mostly "
+        f"({codes[most] / lost:.0%}) because of {most}",
+        fix=f"run `mcprl explain {most}` for causes and fixes, and look up the failures in the run's logs",
     )
 
 
 def caused_faults(view: StepView) -> Verdict | None:
-    """Report losses that are not accidents: they correlate with something that the policy does."""
+    """Report lost episodes that are not accidents, because they correlate with what the policy does."""
     share = view.now("stop_caused_fault") or 0.0
     found: list[str] = []
     if share > 0:
         found.append(
-            f"{share:.0%} of episodes crashed their tool server, did so again when repeated, and count as failed"
+            f"{share:.0%} of episodes crashed their tool server, crashed it again when rerun, and count as failed"
         )
     if view.lost_with:
         found.append(f"lost turns coincide with {', '.join(map(str, view.lost_with))}")
@@ -212,8 +215,8 @@ def caused_faults(view: StepView) -> Verdict | None:
     return Verdict(
         severity=Severity.BAD if share >= _CAUSED_BAD else Severity.WARN,
         what="; ".join(found),
-        fix="make the tool reject such a call instead of failing: lost episodes are run again, and the policy must not "
-        "learn to lose its bad ones",
+        fix="make the tool reject such calls instead of failing: lost episodes are rerun, so the policy could learn "
+        "to avoid bad rewards by crashing servers",
     )
 
 
@@ -251,7 +254,7 @@ def kl(view: StepView) -> Verdict | None:
         fix = roll_back(view, healthy)
     else:
         fix = gentler(view.config) + ("" if healthy is None else f"; if it keeps growing, go back to step {healthy}")
-    what = f"KL is {distance:.2g} nats per token: the update moves the policy far from the one that sampled its data"
+    what = f"KL is {distance:.2g} nats per token: the update moves the policy far from the policy that sampled the data"
     return Verdict(severity=severity, what=what, fix=fix)
 
 
@@ -279,8 +282,8 @@ def reference_kl(view: StepView) -> Verdict | None:
     else:
         fix = f"raise algorithm.kl.coefficient (now {settings.coefficient:g}), or {gentler(view.config)}"
     what = (
-        f"the policy is {distance:.2g} nats per token from its reference ({settings.reference}): it forgets what the "
-        "model could do before"
+        f"the policy is {distance:.2g} nats per token from its reference ({settings.reference}) and may forget "
+        "earlier abilities"
     )
     return Verdict(severity=severity, what=what, fix=fix)
 
@@ -290,7 +293,7 @@ def kl_cap(view: StepView) -> Verdict | None:
     if not stopped or view.was_skipped:
         return None
     what = (
-        f"{stopped:.0f} optimiser steps were skipped: the policy was further than algorithm.kl.cap from its reference"
+        f"{stopped:.0f} optimizer steps were skipped: the policy was further than algorithm.kl.cap from its reference"
     )
     return warn(what, at_cap(view.config))
 
@@ -304,10 +307,16 @@ def kl_coefficient(view: StepView) -> Verdict | None:
     if severity is None:
         return None
     if now > start:
-        cause, fix = "the policy keeps moving away", f"{gentler(view.config)}, or raise algorithm.kl.target"
+        cause, fix = (
+            "the policy keeps moving away from the reference",
+            f"{gentler(view.config)}, or raise algorithm.kl.target",
+        )
     else:
-        cause, fix = "the policy never moves that far", "lower algorithm.kl.target, or remove it"
-    what = f"the KL coefficient went from {start:.2g} to {now:.2g} to hold {settings.target:g} nats per token: {cause}"
+        cause, fix = "the policy stays closer than that", "lower algorithm.kl.target, or remove it"
+    what = (
+        f"the KL coefficient went from {start:.2g} to {now:.2g} to keep KL at {settings.target:g} nats per token: "
+        f"{cause}"
+    )
     return Verdict(severity=severity, what=what, fix=fix)
 
 
@@ -329,7 +338,7 @@ def ratio_spread(view: StepView) -> Verdict | None:
     if spread is None or spread <= RATIO_STD:
         return None
     gate = "" if view.config.algorithm.ratio_gate else "set algorithm.ratio_gate to [0.25, 4.0], or "
-    what = f"ratios have a standard deviation of {spread:.2g}: a few tokens weigh many times more than the others"
+    what = f"ratios have a standard deviation of {spread:.2g}: a few tokens have far more weight than the others"
     return warn(what, gate + gentler(view.config))
 
 
@@ -347,8 +356,8 @@ def wrong_way(view: StepView) -> Verdict | None:
     }
     pulling = [f"{name} (now {weight:g})" for name, weight in weights.items() if weight > 0]
     return bad(
-        f"good tokens become less likely than bad ones, by {-gaps[-1]:.2g} in the ratio, for {_WRONG_WAY_STEPS} "
-        "updates: the policy moves against its rewards",
+        f"for {_WRONG_WAY_STEPS} updates, tokens with good rewards have become less likely than those with bad "
+        f"rewards (ratios differ by {-gaps[-1]:.2g}): the policy moves against its rewards",
         f"lower {' and '.join(pulling)}, which competes with the rewards" if pulling else REPORT,
     )
 
@@ -358,7 +367,7 @@ def clipping(view: StepView) -> Verdict | None:
     severity = by_size(clipped, warn=_CLIPPED_WARN, bad=_CLIPPED_BAD)
     if severity is None:
         return None
-    what = f"{clipped:.0%} of the tokens are clipped: the policy moves further in one update than its data supports"
+    what = f"{clipped:.0%} of the tokens are clipped: updates are too large for the data"
     minibatches = view.config.algorithm.minibatches
     fix = gentler(view.config) + (f", or algorithm.minibatches (now {minibatches})" if minibatches > 1 else "")
     return Verdict(severity=severity, what=what, fix=fix)
@@ -388,9 +397,10 @@ def inactive(view: StepView) -> Verdict | None:
     dropped = view.now("groups_dropped") or 0.0
     dead_share = (dead - dropped) / (groups - dropped) if groups > dropped else 0.0
     return warn(
-        f"only {active:.0%} of the learnable tokens move the weights: {dead_share:.0%} of groups have zero variance, "
-        f"{view.now('clipped_fraction') or 0.0:.0%} of tokens are clipped, others earned exactly their group's mean",
-        f"raise episodes.group_size, give rewards more steps between 0 and 1 (rewards), or {refill(view.config)}",
+        f"only {active:.0%} of the learnable tokens contribute to the gradient: {dead_share:.0%} of groups have zero "
+        f"variance, {view.now('clipped_fraction') or 0.0:.0%} of tokens are clipped, and other episodes earned "
+        "exactly their group's mean",
+        f"raise episodes.group_size, add partial rewards (rewards), or {refill(view.config)}",
     )
 
 
@@ -400,8 +410,8 @@ def gradient_spike(view: StepView) -> Verdict | None:
         return None
     return warn(
         f"the gradient norm is {norm:.2g}, {norm / median(earlier):.0f} times its median so far: an unusual batch, or "
-        "the start of an instability",
-        f"look at this step's episodes; if it happens again, {gentler(view.config)}{_norm_setting(view)}",
+        "the start of instability",
+        f"inspect the episodes of this step; if the spike recurs, {gentler(view.config)}{_norm_setting(view)}",
     )
 
 

@@ -24,16 +24,16 @@ from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN, OUTLIER, ROUNDING_MEAN, R
 from mcprl.config import RunConfig
 from mcprl.verdicts import LEARNABLE_SHARE, Severity, Verdict, mean
 
-# None of these is ever NaN or infinite in a correct update.
+# In a correct update, none of these is ever NaN or infinite.
 _ALWAYS_FINITE = (
     *("reward", "loss", "policy_loss", "value_loss", "imitation_loss", "kl_loss", "grad_norm", "kl", "kl_reference"),
     *("ratio_mean", "ratio_std", "entropy"),
 )
 # One skipped update is a bad batch; three of the last five mean a bad setting.
 _SKIPS_SEEN, _SKIPS_BAD = 5, 3
-# Weights are cut at tokens where sampler and learner differ twofold; bfloat16 alone explains one token in a hundred.
+# Weights are cut at tokens for which sampler and learner differ twofold. bfloat16 explains one token in a hundred.
 _CUT_WARN, _CUT_BAD = 0.1, 0.3
-# Updates between sampling and learning. One is expected in a pipeline; after four, most ratios are outside the clip.
+# Updates between sampling and learning. A pipeline has one. After four, most ratios are outside the clip.
 _STALE_WARN, _STALE_BAD = 1.5, 4.0
 # The gradient of a real loss is never this small.
 _NO_GRADIENT = 1e-10
@@ -49,7 +49,7 @@ def not_a_number(view: StepView) -> Verdict | None:
     float32 = "" if view.config.model.dtype == "float32" else ", or set model.dtype to float32"
     return bad(
         f"NaN or Inf in {', '.join(names) or 'the update'}{again}{because}: usually logits or gradients that overflow",
-        f"{gentler(view.config)}{float32}; look at the rewards of these episodes",
+        f"{gentler(view.config)}{float32}; inspect the rewards of these episodes",
     )
 
 
@@ -57,7 +57,7 @@ def skipped(view: StepView) -> Verdict | None:
     if not view.was_skipped or view.now("nonfinite") == 1.0:
         return None
     times, algorithm = sum(view.past.last("skipped", _SKIPS_SEEN)), view.config.algorithm
-    what = f"no update was made: {view.skipped or 'the learner gave no reason'}"
+    what = f"the update was skipped: {view.skipped or 'the learner gave no reason'}"
     if times > 1:
         what += f" ({times:.0f} of the last {_SKIPS_SEEN} steps)"
     tokens, share, distance = (view.now(name) for name in ("learnable_tokens", "learnable_share", "kl_reference"))
@@ -73,7 +73,7 @@ def skipped(view: StepView) -> Verdict | None:
     elif view.now("optimiser_steps") == 0.0 and not view.now("optimiser_steps_over_cap"):
         fix = f"raise training.tasks_per_step or episodes.group_size, or {refill(view.config)}"
     else:
-        fix = "no action is needed unless it happens again; then act on the reason given"
+        fix = "do nothing unless updates are skipped again; then fix the cause given above"
     return Verdict(severity=Severity.BAD if times >= _SKIPS_BAD else Severity.WARN, what=what, fix=fix)
 
 
@@ -82,26 +82,26 @@ def parity(view: StepView) -> Verdict | None:
     error = view.now("parity_logprob_mean_abs_error")
     if error is None:
         return None
-    what = f"before the first update sampler and learner disagree by {error:.2g} nats per token"
+    what = f"before the first update, sampler and learner disagree by {error:.2g} nats per token"
     largest = view.now("parity_logprob_max_abs_error") or 0.0
     corrected = view.config.algorithm.old_logprobs == "recomputed"
     if error > ROUNDING_MEAN or (view.now("parity_outside_share") or 0.0) > ROUNDING_OUTSIDE:
         return Verdict(
             severity=Severity.WARN if corrected else Severity.BAD,
-            what=f"{what}, more than rounding explains: they have different weights or see different contexts",
-            fix="run `mcprl parity RECIPE`, which shows the first tokens that differ"
+            what=f"{what}, which is more than rounding error: they have different weights or contexts",
+            fix="run `mcprl parity RECIPE` to see the first tokens that differ"
             + ("" if corrected else "; algorithm.old_logprobs=recomputed corrects for a difference in precision"),
         )
     if view.config.model.dtype == "float32" and (error > EXACT_MEAN or largest > EXACT_MAX):
         return warn(
-            f"{what} (at most {largest:.2g}), more than float32 rounding explains: the sampler or "
-            "the learner computes in lower precision",
+            f"{what} (at most {largest:.2g}), which is more than float32 rounding error: one of them computes in "
+            "lower precision",
             "run `mcprl parity RECIPE`; on a GPU, check that neither uses TF32",
         )
     if largest > OUTLIER:
         return warn(
-            f"{what}, but by {largest:.2g} on one token: a rare token, or a different choice of experts",
-            "run `mcprl parity RECIPE`, which shows the worst tokens"
+            f"{what}, but by {largest:.2g} on one token: a rare token, or different expert routing",
+            "run `mcprl parity RECIPE` to see the worst tokens"
             + ("" if corrected else "; algorithm.old_logprobs=recomputed limits the weight of such a token"),
         )
     return None
@@ -113,8 +113,8 @@ def reference(view: StepView) -> Verdict | None:
         return None
     to_base = may_set(view.config, "algorithm.kl.reference", "base")
     return bad(
-        f"right after the reference was synced to the policy, {differing:.0f} of its tensors differ from the policy's: "
-        "the KL to the reference is wrong",
+        f"{differing:.0f} tensors of the reference still differ right after it was synced to the policy, so KL is "
+        "wrong",
         REPORT + ("; until then, set algorithm.kl.reference to base" if to_base else ""),
     )
 
@@ -126,8 +126,8 @@ def stale(view: StepView) -> Verdict | None:
         return None
     return Verdict(
         severity=severity,
-        what=f"episodes are {staleness:.1f} updates old when they are trained on (at most "
-        f"{view.now('staleness_max') or staleness:.0f}): collecting is slower than learning",
+        what=f"episodes are {staleness:.1f} updates old when they are trained on (maximum "
+        f"{view.now('staleness_max') or staleness:.0f}): episodes are collected more slowly than the learner uses them",
         fix=f"lower training.max_staleness (now {view.config.training.max_staleness}), or shorten the longest "
         "episodes (episodes.deadline_s, episodes.max_turns)",
     )
@@ -141,9 +141,9 @@ def importance(view: StepView) -> Verdict | None:
     exact = "set model.dtype to float32, or " if may_set(view.config, "model.dtype", "float32") else ""
     return Verdict(
         severity=severity,
-        what=f"importance weights are cut at {most:g} for {cut:.0%} of tokens: sampler and learner differ so much that "
-        "most of the correction is lost",
-        fix=f"run `mcprl parity RECIPE`; if that finds only rounding, {exact}raise algorithm.max_importance",
+        what=f"importance weights of {cut:.0%} of tokens are truncated at {most:g}: sampler and learner differ too "
+        "much to correct",
+        fix=f"run `mcprl parity RECIPE`; if it finds only rounding error, {exact}raise algorithm.max_importance",
     )
 
 
@@ -162,13 +162,13 @@ def no_gradient(view: StepView) -> Verdict | None:
     norm = view.now("grad_norm")
     if norm is None or norm > _NO_GRADIENT or not view.now("optimiser_steps"):
         return None
-    what = "the gradient is 0 although there was something to learn"
+    what = "the gradient is 0, although some advantages are not"
     if view.now("active_fraction") == 0.0:
         return bad(
             f"{what}: the clip range or algorithm.ratio_gate excludes every token",
             gentler(view.config) + (", or widen algorithm.ratio_gate" if view.config.algorithm.ratio_gate else ""),
         )
-    return bad(f"{what}: no trained weight affects the loss", REPORT)
+    return bad(f"{what}: the loss does not depend on any trained weight", REPORT)
 
 
 TRUST_RULES: Rules = {
@@ -183,22 +183,22 @@ TRUST_RULES: Rules = {
 }
 
 
-# How many groups a mean reward needs before two means can be compared: with 24, chance moves it by about 0.07.
+# The number of groups for comparing two mean rewards. With 24, chance moves a mean by about 0.07.
 _ENOUGH_GROUPS, _REWARD_STEPS = 24, (3, 12)
-# A drop of a quarter of the reward range, and to half of the best so far, is not chance.
+# A drop that chance does not explain: a quarter of the reward range, and half of the best so far.
 _COLLAPSE_DROP, _COLLAPSE_SHARE = 0.25, 0.5
 # The standard deviation of one sample (a group's mean reward, or whether a call is valid), and the number of samples.
 _DEVIATIONS = {"reward": 0.34, "valid_call_rate": 0.5}
 _SAMPLES = {"reward": "groups", "valid_call_rate": "calls"}
 _LEVEL_STEPS = 5
-_SURE = 3.0  # standard deviations
-FIRST_ENTROPIES = 3  # later entropies are compared with the mean of these
-# A policy that learns becomes more certain; at a quarter of its first entropy, the members of a group become copies.
+_SURE = 3.0  # in standard deviations
+FIRST_ENTROPIES = 3  # the mean of these is compared with later entropies
+# A policy that learns becomes more certain. At a quarter of its first entropy, the members of a group become copies.
 _ENTROPY_LOW_WARN, _ENTROPY_LOW_BAD = 0.25, 0.1
 # RL does not raise entropy. At twice its first value, something else does.
 _ENTROPY_HIGH_WARN, _ENTROPY_HIGH_BAD = 2.0, 4.0
-_ENTROPY_RISE = 0.1  # in nats, so that a doubling of almost nothing is ignored
-# A new value head predicts nothing yet; after this many steps it should predict better than the mean return.
+_ENTROPY_RISE = 0.1  # in nats, so that a doubling of a tiny entropy is ignored
+# A new value head predicts nothing. After this many steps, it should predict better than the mean return.
 _CRITIC_STEPS = 8
 # Value targets grow with the rewards, but not threefold in three steps.
 _VALUE_LOSS_RISE, _VALUE_LOSS_STEPS, _VALUE_LOSS_NEEDS = 3.0, 3, 8
@@ -219,7 +219,11 @@ def reward_collapse(view: StepView) -> Verdict | None:
     if best - recent < _COLLAPSE_DROP or recent > _COLLAPSE_SHARE * best:
         return None
     step, curriculum = view.past.best_reward_step, view.config.tasks.order == "curriculum"
-    cause = "harder tasks, or a broken policy" if curriculum else "the policy broke, or learned to do worse"
+    cause = (
+        "the tasks became harder, or an update broke the policy"
+        if curriculum
+        else "an update broke the policy, or it learned bad behavior"
+    )
     return Verdict(
         severity=Severity.WARN if curriculum else Severity.BAD,
         what=f"the reward fell to {recent:+.2f} from {best:+.2f} at step {step} (means of {length} steps): {cause}",
@@ -228,7 +232,7 @@ def reward_collapse(view: StepView) -> Verdict | None:
 
 
 def _samples(view: StepView, name: str) -> tuple[float, float] | None:
-    """Return a figure of this step, and the number of samples that it averages."""
+    """Return a figure of this step, and the number of samples in its average."""
     value, count = view.now(name), view.now(_SAMPLES[name])
     return (value, count) if value is not None and count is not None and count > 0 else None
 
@@ -236,7 +240,8 @@ def _samples(view: StepView, name: str) -> tuple[float, float] | None:
 def note_levels(view: StepView) -> None:
     """Remember the best level so far: the mean over a few steps with the highest lower confidence bound.
 
-    A single lucky step has a low bound. A step whose level fell never replaces the level it is compared with.
+    A single lucky step has a low bound. If the level has fallen in a step, the step does not change the remembered
+    level.
     """
     past = view.past
     for name, deviation in _DEVIATIONS.items():
@@ -255,7 +260,7 @@ def note_levels(view: StepView) -> None:
 
 
 def _fallen_from(view: StepView, name: str) -> tuple[float, float] | None:
-    """Return the current figure and its best level, if it fell to half or less and chance does not explain it."""
+    """Return the current figure and its best level if it fell to half or less, and not by chance."""
     now, best = _samples(view, name), view.past.levels.get(name)
     if now is None or best is None:
         return None
@@ -265,7 +270,7 @@ def _fallen_from(view: StepView, name: str) -> tuple[float, float] | None:
 
 
 def collapse(view: StepView) -> Verdict | None:
-    """Report that an update broke the policy. If the drop is large, one step is enough to tell."""
+    """Report that an update broke the policy. A single step is enough if the drop is large."""
     fix = roll_back(view, view.past.healthy_step)
     if (calls := _fallen_from(view, "valid_call_rate")) is not None:
         return bad(f"{calls[0]:.0%} of calls are valid, down from {calls[1]:.0%}: an update broke the policy", fix)
@@ -301,7 +306,7 @@ def entropy_collapse(view: StepView) -> Verdict | None:
     return Verdict(
         severity=Severity.BAD if entropy < _ENTROPY_LOW_BAD * first else Severity.WARN,
         what=f"entropy fell to {entropy:.2g} from {first:.2g} nats per token: the policy stops exploring, and the "
-        "members of a group become copies",
+        "episodes of a group become the same",
         fix=f"raise {one_of(ways)}" if ways else gentler(view.config),
     )
 
@@ -312,7 +317,7 @@ def entropy_explosion(view: StepView) -> Verdict | None:
         return None
     (now, first), bonus = compared, view.config.algorithm.entropy
     severe = now > _ENTROPY_HIGH_BAD * first
-    cause = "the entropy bonus outweighs the rewards" if bonus else "the policy falls apart"
+    cause = "the entropy bonus outweighs the rewards" if bonus else "the policy is degenerating"
     lower = f"lower algorithm.entropy (now {bonus:g}), and " if bonus else ""
     return Verdict(
         severity=Severity.BAD if severe else Severity.WARN,
@@ -329,7 +334,7 @@ def critic(view: StepView) -> Verdict | None:
         return None
     return warn(
         f"explained variance is {explained[-1]:.2f}, below 0 for {_CRITIC_STEPS} steps: the value head predicts worse "
-        "than a constant, and adds noise to every advantage",
+        "than a constant and only adds noise to the advantages",
         "raise algorithm.critic.learning_rate or algorithm.epochs, or set algorithm.advantages to grpo, which needs no "
         "critic",
     )
@@ -343,8 +348,8 @@ def value_loss(view: StepView) -> Verdict | None:
     if mean(recent) <= _VALUE_LOSS_RISE * median(earlier):
         return None
     return warn(
-        f"the value loss rises: {mean(recent):.2g} over the last {_VALUE_LOSS_STEPS} steps, {median(earlier):.2g} "
-        "before; the value head diverges, or the rewards changed",
+        f"the value loss rose to {mean(recent):.2g} over the last {_VALUE_LOSS_STEPS} steps, from "
+        f"{median(earlier):.2g} before: the value head diverges, or the rewards changed",
         f"lower algorithm.critic.learning_rate (now {view.config.algorithm.critic.learning_rate:.2g})",
     )
 
@@ -357,5 +362,5 @@ COURSE_RULES: Rules = {
     "critic": critic,
     "value loss": value_loss,
 }
-# Even as warnings, these mean that the weights that sampled this step got worse.
+# Even as warnings, these mean that the weights that sampled this step became worse.
 COLLAPSE_RULES = frozenset({"collapse", "reward collapse"})

@@ -13,9 +13,9 @@ from mcprl.config import RunConfig
 from mcprl.episodes.losses import Correlation
 from mcprl.verdicts import Severity, Verdict
 
-REPORT = "stop, and report this with the recipe: it is a bug in mcprl"
+REPORT = "stop the run and report this bug in mcprl, with the recipe"
 
-WINDOW = 20  # steps: enough for a median that one odd step does not move, few enough to follow a run
+WINDOW = 20  # in steps: enough that one odd step does not change the median, few enough to follow a run
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,10 +26,10 @@ class Past:
     `levels` has the best level so far of some figures, with its number of samples.
 
     A checkpoint has the weights after its step. Their quality shows in the episodes that they sample, one or more steps
-    later. Until then the step is one of `candidates`: its number, the updates up to it, its learning rate.
-    `judged_step` is the newest step whose weights have sampled a whole step. `healthy_step` is the newest of those that
-    were healthy, `sound_rate` is the highest learning rate that led to a healthy step, and `best_reward_step` is the
-    step with the highest reward.
+    later. Until then the step is one of `candidates`, each with its number, the number of updates so far, and its
+    learning rate. `judged_step` is the newest step whose weights have sampled a whole step. `healthy_step` is the
+    newest of those that were healthy, `sound_rate` is the highest learning rate that led to a healthy step, and
+    `best_reward_step` is the step with the highest reward.
 
     Past(steps=3, updates=3, candidates=[[3, 3, 2e-05]], judged_step=2, healthy_step=2, sound_rate=2e-05,
          best_reward=None, best_reward_step=None, first_entropies=[1.1, 1.0],
@@ -86,7 +86,7 @@ class StepView:
 
 
 def may_set(config: RunConfig, setting: str, value: object) -> bool:
-    """Whether the run could have this setting: SkyRL's engine refuses grammars and temperatures, for example."""
+    """Return whether the run could have this setting. For example, SkyRL's engine refuses grammars and temperatures."""
     changed: dict[str, Any] = config.model_dump()
     *sections, key = setting.split(".")
     target = changed
@@ -103,12 +103,12 @@ def may_set(config: RunConfig, setting: str, value: object) -> bool:
 
 
 def one_of(ways: Sequence[str]) -> str:
-    """["a", "b", "c"] is "a, b, or c"."""
+    """Join alternatives: one_of(["a", "b", "c"]) is "a, b, or c"."""
     return " or ".join(ways) if len(ways) < 3 else f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 
 Rules = Mapping[str, Callable[[StepView], Verdict | None]]
-"""Rules by name. A rule returns a verdict if it finds a problem, else None."""
+"""Rules by name. A rule returns a verdict if it finds a problem, otherwise None."""
 
 
 def warn(what: str, fix: str) -> Verdict:
@@ -127,7 +127,7 @@ def by_size(value: float | None, *, warn: float, bad: float = math.inf) -> Sever
 
 
 def gentler(config: RunConfig) -> str:
-    """Suggest how to make updates smaller, with numbers."""
+    """Suggest how to make updates smaller, with concrete values."""
     rate = config.learner.learning_rate
     advice = f"lower learner.learning_rate (now {rate:.2g}) to {rate / 2:.2g}"
     if config.algorithm.epochs > 1:
@@ -136,7 +136,7 @@ def gentler(config: RunConfig) -> str:
 
 
 def refill(config: RunConfig) -> str:
-    """Suggest how to get fewer groups without variance into a batch."""
+    """Suggest how to have fewer groups without variance in a batch."""
     rounds = config.algorithm.refill_rounds
     return f"raise algorithm.refill_rounds (now {rounds})" if rounds else "set algorithm.refill_rounds to 2"
 
@@ -151,7 +151,7 @@ def at_cap(config: RunConfig) -> str:
 
 
 def roll_back(view: StepView, step: int | None, why: str = "the last healthy one") -> str:
-    """Suggest a step to resume from and a learning rate: one that was healthy before, or a tenth of the current."""
+    """Suggest a step to resume from and a learning rate: one that was healthy, or a tenth of the current one."""
     setting, in_force, healthy = view.config.learner.learning_rate, view.now("learning_rate"), view.past.sound_rate
     rate = setting / 10
     if healthy and in_force is not None and healthy < in_force / 2:

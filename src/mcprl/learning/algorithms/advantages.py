@@ -15,12 +15,12 @@ from mcprl.records import Trajectory
 
 
 def floats(number_N: Tensor) -> list[float]:
-    """Convert a one-dimensional tensor to a typed list."""
+    """Convert a one-dimensional tensor to a list of floats."""
     return cast("list[float]", number_N.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def ints(number_N: Tensor) -> list[int]:
-    """Convert a one-dimensional integer tensor to a typed list."""
+    """Convert a one-dimensional integer tensor to a list of ints."""
     return cast("list[int]", number_N.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -45,7 +45,7 @@ def step_rewards(trajectory: Trajectory, steps: Sequence[Sequence[int]]) -> list
         last = bisect_right(turn_of_step, turn_index) - 1
         if last >= 0:
             rewards[last] += turn.reward
-    # A non-finite reward may belong to no turn. It must reach the advantages nevertheless, so that the learner refuses
+    # A non-finite reward may belong to no turn. It must still reach the advantages, so that the learner refuses
     # it.
     if steps and not math.isfinite(trajectory.reward):
         rewards[-1] = trajectory.reward
@@ -65,7 +65,7 @@ def _check_sum(trajectory: Trajectory) -> None:
 def grpo_advantages(reward_G: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Center and scale the rewards of one group: (r − mean) / (std + eps), std with Bessel's correction.
 
-    A group without variance gives zeros. A group of one has no baseline and raises ValueError.
+    Without variance, the result is zeros. A group of one has no baseline and raises ValueError.
     """
     return dr_grpo_advantages(reward_G) / (reward_G.std() + eps)
 
@@ -92,7 +92,7 @@ def gae(reward_S: Tensor, value_S: Tensor, *, gamma: float, lam: float) -> tuple
     """
     if reward_S.ndim != 1 or reward_S.shape != value_S.shape:
         raise ValueError(
-            f"rewards {tuple(reward_S.shape)} and values {tuple(value_S.shape)} do not cover the same steps"
+            f"rewards {tuple(reward_S.shape)} and values {tuple(value_S.shape)} have different numbers of steps"
         )
     rewards, values = floats(reward_S), floats(value_S)
     advantages: list[float] = []

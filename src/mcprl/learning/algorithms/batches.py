@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from mcprl.config import AlgorithmConfig, CriticConfig
+from mcprl.errors import UserCodeError
+from mcprl.functions import UserCode, load_function
 from mcprl.learning.algorithms.advantages import (
     dr_grpo_advantages,
     floats,
@@ -41,9 +43,10 @@ def make_batch(
     demonstrations: Sequence[Trajectory] = (),
     demonstration_weight: float = 0.0,
 ) -> Batch:
-    """Make a batch of whole groups. Tokens without loss get advantage 0; others depend on `algorithm.advantages`.
+    """Make a batch of whole groups. Advantages depend on `algorithm.advantages`; 0 for tokens without loss.
 
-    grpo, dr_grpo, rloo   each learnable token gets the advantage of its episode within the group
+    grpo, dr_grpo, rloo, or a function of the user
+                          each learnable token gets the advantage of its episode within the group
     gae                   each learnable token gets the advantage and the return of its step
 
     With kl.estimator k1, the divergence of each learnable token from the reference, times `kl_coefficient`, is
@@ -81,7 +84,7 @@ def _check_readings(algorithm: AlgorithmConfig, readings: Readings, penalised: b
     }
     missing = [name for name, (is_needed, given) in needed.items() if is_needed and given is None]
     if missing:
-        raise ValueError(f"this objective needs readings from the learner that are missing: {', '.join(missing)}")
+        raise ValueError(f"the learner did not provide readings that this objective needs: {', '.join(missing)}")
 
 
 def _penalties(
@@ -108,13 +111,13 @@ def _group_columns(
     penalties: Sequence[Sequence[float]],
     kind: str,
 ) -> Columns:
-    """Give each learnable token its episode's advantage: that of the reward minus that of the KL penalty.
+    """Give each learnable token of an episode the advantage of the reward minus that of the KL penalty.
 
-    With grpo, only the reward is divided by its standard deviation. If the penalty were scaled too, a tiny difference
-    in the penalty would become an advantage of about 1 in a group of equal rewards.
+    With grpo, or a function of the user, only the reward is divided by its standard deviation. If the penalty were
+    scaled too, a tiny difference in the penalty would become an advantage of about 1 in a group of equal rewards.
     """
-    of_reward = _GROUP_RELATIVE[kind]
-    of_penalty = dr_grpo_advantages if kind == "grpo" else of_reward
+    of_reward = _GROUP_RELATIVE.get(kind) or _own_advantages(kind)
+    of_penalty = of_reward if kind == "rloo" else dr_grpo_advantages
     advantages: list[float] = []
     costs = iter(penalties)
     for group in groups:
@@ -127,6 +130,41 @@ def _group_columns(
     )
 
 
+def _own_advantages(reference: str) -> Callable[[Tensor], Tensor]:
+    """Return the user's function, called as `grpo_advantages` is."""
+    own = load_function(reference, "algorithm.advantages")
+
+    def advantages(reward_G: Tensor) -> Tensor:
+        with UserCode(reference):
+            advantage_G = own(reward_G.clone())
+        if not isinstance(advantage_G, Tensor) or advantage_G.shape != reward_G.shape:
+            is_tensor = isinstance(advantage_G, Tensor)
+            found = f"a tensor of shape {tuple(advantage_G.shape)}" if is_tensor else type(advantage_G).__name__
+            raise UserCodeError(
+                f"{reference} returned {found} for {len(reward_G)} rewards", fix="return one number per episode"
+            )
+        if reward_G.isfinite().all() and not advantage_G.isfinite().all():
+            raise UserCodeError(
+                f"{reference} returned numbers that are not finite for the rewards {floats(reward_G)}",
+                fix="make it finite for every group, also if all rewards are equal",
+            )
+        return advantage_G.detach().to(reward_G)
+
+    return advantages
+
+
+def require_sound_advantages(algorithm: AlgorithmConfig) -> None:
+    """Raise if the user's advantages fail on small groups, or differ between two calls."""
+    own = _own_advantages(algorithm.advantages)
+    for rewards in ([0.0, 1.0], [1.0, 0.5, 0.25, -1.0], [0.5, 0.5, 0.5]):
+        reward_G = torch.tensor(rewards, dtype=torch.float64)
+        if not torch.equal(own(reward_G), own(reward_G)):
+            raise UserCodeError(
+                f"{algorithm.advantages} returns other numbers if called again, so a resumed run would differ",
+                fix="use no random numbers and keep no state",
+            )
+
+
 def _critic_columns(
     trajectories: Sequence[Trajectory],
     learnable: Sequence[_Mask],
@@ -134,7 +172,7 @@ def _critic_columns(
     critic: CriticConfig,
     readings: Readings,
 ) -> tuple[Columns, Columns]:
-    """Return advantages and returns. Each learnable token gets those of its step."""
+    """Return the advantage and the return of each learnable token, which are those of its step."""
     advantages: list[tuple[float, ...]] = []
     returns: list[tuple[float, ...]] = []
     columns = zip(trajectories, learnable, penalties, readings.values or (), strict=True)

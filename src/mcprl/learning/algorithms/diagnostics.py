@@ -64,8 +64,8 @@ def ratio_metrics(
 def explained_variance(value_N: Tensor, return_N: Tensor) -> float:
     """Return the share of the returns' variance that the value head explains: 1 − Var(R − v) / Var(R).
 
-    1: all of it. 0: no more than a constant would. Below 0: worse than a constant. The result is 0 if the returns have
-    no variance.
+    A value of 1 means all of it, 0 no more than a constant would, below 0 less than a constant would. The result is 0
+    if the returns have no variance.
     """
     if bool((return_N == return_N[:1]).all()):
         return 0.0

@@ -77,7 +77,7 @@ def sequence_weights(token_count_S: Tensor, how: Aggregation, *, constant_tokens
 
 
 def inside_gate(ratio_N: Tensor, gate: tuple[float, float]) -> Tensor:
-    """True if low ≤ ρ ≤ high. NaN is outside."""
+    """Return True if low ≤ ρ ≤ high. NaN is outside."""
     low, high = gate
     return (ratio_N >= low) & (ratio_N <= high)
 
@@ -141,7 +141,7 @@ def inadmissible_tokens(admissible_NW: Tensor, vocab_size: int) -> Tensor:
     """
     if admissible_NW.dtype is not torch.int32 or admissible_NW.shape[1] != -(-vocab_size // 32):
         given = f"{admissible_NW.shape[1]} words of {admissible_NW.dtype}"
-        raise ValueError(f"{given} do not fit a vocabulary of {vocab_size} tokens")
+        raise ValueError(f"{given} do not match a vocabulary of {vocab_size} tokens")
     # The table maps each byte to its eight inverted bits, one per byte. This takes one lookup per eight tokens and no
     # tensor larger than the result. Torch runs on little-endian machines only, so byte b holds the tokens from 8b on.
     byte_X = torch.arange(256, dtype=torch.uint8, device=admissible_NW.device)

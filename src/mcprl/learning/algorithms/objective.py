@@ -28,8 +28,8 @@ from mcprl.learning.algorithms.losses import (
     value_loss,
 )
 
-_VALUE_WEIGHT = 0.5  # of the value loss
-_VALUE_CLIP = 0.2  # how far a value may move in one update
+_VALUE_WEIGHT = 0.5  # weight of the value loss
+_VALUE_CLIP = 0.2  # maximum change of a value in one update
 
 
 class Scores(NamedTuple):
@@ -45,7 +45,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenColumns:
-    """What the objective needs per scored token. Columns are float32, except mask and version; None if not needed.
+    """The inputs of the objective per scored token. Columns are float32, except mask and version. None: not needed.
 
     Example: two sampled tokens of a good episode with `masks` text. The grammar allowed only one text at the second.
 
@@ -157,7 +157,7 @@ def _policy_loss(
 def _own_loss(
     logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, sequence_N: Tensor, algorithm: AlgorithmConfig
 ) -> Tensor:
-    """The user's loss, called as `gspo_loss` is."""
+    """Call the user's loss, which has the signature of `gspo_loss`."""
     own = load_function(algorithm.loss, "algorithm.loss")
     with UserCode(algorithm.loss):
         loss_N = own(
@@ -179,8 +179,8 @@ def _own_loss(
 def require_sound_loss(algorithm: AlgorithmConfig) -> None:
     """Raise if the user's loss fails on two short sequences.
 
-    Its values and gradients must be finite, and those of a sequence must not depend on the other one: otherwise the
-    loss of a batch would depend on how it is packed.
+    Its values and gradients must be finite. Those of one sequence must not depend on the other, because then the loss
+    of a batch would depend on how it is packed.
     """
     old_N = torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0])
     advantage_N = torch.tensor([1.0, 1.0, 1.0, -0.5, -0.5])
@@ -190,12 +190,14 @@ def require_sound_loss(algorithm: AlgorithmConfig) -> None:
         logprob_N = (old_N + torch.tensor([0.0, 0.3, -0.3, 0.0, 0.4]))[chosen_N].requires_grad_()
         loss_N = _own_loss(logprob_N, old_N[chosen_N], advantage_N[chosen_N], sequence_N[chosen_N], algorithm)
         if not loss_N.requires_grad:
-            raise UserCodeError(f"the result of {algorithm.loss} has no gradient", fix="compute it from logprob_N")
+            raise UserCodeError(
+                f"the result of {algorithm.loss} has no gradient", fix=("compute the result from logprob_N")
+            )
         (gradient_N,) = torch.autograd.grad(loss_N.sum(), logprob_N)
         if not (loss_N.isfinite().all() and gradient_N.isfinite().all()):
             raise UserCodeError(
                 f"a value or a gradient of {algorithm.loss} is not finite for ratios between 0.7 and 1.5",
-                fix="make both finite",
+                fix="make the value and the gradient finite",
             )
         return loss_N.detach(), gradient_N
 
@@ -206,5 +208,5 @@ def require_sound_loss(algorithm: AlgorithmConfig) -> None:
             raise UserCodeError(
                 f"with {algorithm.loss}, a token's loss depends on other sequences in the batch, so the losses of "
                 "separate packs cannot be added up",
-                fix="combine tokens within a sequence only; sequence_N tells them apart",
+                fix="combine only tokens of the same sequence; sequence_N gives the sequence of each token",
             )

@@ -1,4 +1,4 @@
-"""Writes tasks/train.jsonl and tasks/validation.jsonl: what to ask of the stock room, each with its solution."""
+"""Writes tasks/train.jsonl and tasks/validation.jsonl: questions about the stock room, each with its solution."""
 
 import json
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from typing import Any
 from server import STOCK
 
 TASKS = Path(__file__).resolve().parent / "tasks"
-HELD_BACK = "cards"  # training never mentions these, so validation asks for what no task gave away
+HELD_BACK = "cards"  # Training never mentions these items, so no training task reveals an answer of the validation.
 SOLD, DELIVERED, FULL = 7, 12, 100
 
 Call = tuple[str, dict[str, Any]]
 
 
 def make_tasks(item: str) -> Iterator[dict[str, Any]]:
-    """All that is asked about one item."""
+    """Yield all tasks about one item."""
     there = STOCK[item]
     count: Call = ("count_stock", {"item": item})
     take: Call = ("take_out", {"item": item, "count": SOLD})
@@ -34,10 +34,10 @@ def make_tasks(item: str) -> Iterator[dict[str, Any]]:
 def task(
     name: str, difficulty: str, prompt: str, calls: list[Call], answer: int, left: tuple[str, int] | None = None
 ) -> dict[str, Any]:
-    """One line of a task file; `mcprl tasks schema` lists the other fields."""
+    """Return one line of a task file; `mcprl tasks schema` lists the other fields."""
     line: dict[str, Any] = {"id": name, "prompt": prompt, "difficulty": difficulty, "answer": {"number": answer}}
     line["calls"] = [{"tool": tool, "arguments": arguments} for tool, arguments in calls]
-    if left is not None:  # what must be true afterwards: the environment asks the server itself
+    if left is not None:  # the state after the episode: mcprl itself asks the server
         item, number = left
         line["state"] = [{"tool": "count_stock", "arguments": {"item": item}, "texts": [{"number": number}]}]
     played = [{"name": tool, "arguments": arguments} for tool, arguments in calls]
@@ -45,7 +45,7 @@ def task(
 
 
 def task_files() -> dict[str, str]:
-    """Both files by name, as text."""
+    """Return both files as text, by name."""
     files = {"train.jsonl": [item for item in STOCK if item != HELD_BACK], "validation.jsonl": [HELD_BACK]}
     return {
         name: "".join(f"{json.dumps(line)}\n" for item in items for line in make_tasks(item))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The stock room of a small shop, as an MCP server: count what is there, take some out, put some in."""
+"""The stock room of a small shop, as an MCP server: count an item, take some out, put some in."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from mcprl.servers.episode_state import EPISODIC, EpisodeStates
 
 STOCK = {"mugs": 24, "pens": 60, "bowls": 35, "cards": 90}
 
-# Each episode finds the room as it was at first, and none sees what another takes out.
+# Each episode starts with this stock, and no episode sees changes of another one.
 rooms = EpisodeStates(lambda: dict(STOCK))
-# Logged at WARNING: a line for each call would bury what matters in a run's logs.
+# WARNING: one line per call would hide the important lines in the logs of a run.
 server = MCPServer("stock", version="1", log_level="WARNING")
 
 
@@ -25,7 +25,7 @@ def count_stock(item: str, context: Context[Any, Any]) -> str:
 
 @server.tool(meta=EPISODIC)
 def take_out(item: str, count: int, context: Context[Any, Any]) -> str:
-    """Take so many of an item out of the stock."""
+    """Remove the given quantity of an item from the stock."""
     room = _room_with(item, context)
     if not 1 <= count <= room[item]:
         raise ToolError(f"{count} {item} cannot be taken out: {room[item]} are in stock.")
@@ -35,7 +35,7 @@ def take_out(item: str, count: int, context: Context[Any, Any]) -> str:
 
 @server.tool(meta=EPISODIC)
 def put_in(item: str, count: int, context: Context[Any, Any]) -> str:
-    """Put so many of an item into the stock."""
+    """Add the given quantity of an item to the stock."""
     room = _room_with(item, context)
     if count < 1:
         raise ToolError(f"{count} {item} cannot be put in: put in at least 1.")
@@ -44,7 +44,7 @@ def put_in(item: str, count: int, context: Context[Any, Any]) -> str:
 
 
 def _room_with(item: str, context: Context[Any, Any]) -> dict[str, int]:
-    """The room of the episode that calls. A ToolError is for the model to read: it says what would have worked."""
+    """Return the stock room of the calling episode. The model reads the text of the ToolError, so it must help."""
     if item not in STOCK:
         raise ToolError(f"We do not sell {item!r}, only {', '.join(STOCK)}.")
     return rooms.of(context)

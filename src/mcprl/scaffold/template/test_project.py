@@ -1,4 +1,4 @@
-"""Plays every task on the real server, without a model: a solution must earn everything, and doing nothing nothing."""
+"""Runs every task on the real server, without a model. Its solution must get the full reward, doing nothing none."""
 
 import asyncio
 import tempfile
@@ -18,7 +18,7 @@ CONFIG = load_recipe(Path(__file__).resolve().parent / "recipe.yaml")
 
 
 async def play_all(tasks: Sequence[Task]) -> tuple[tuple[Trial, ...], list[Trial]]:
-    """The solution of each task, and an episode of each in which nothing is done and nothing said."""
+    """Run the solution of each task, and for each task an episode without calls and with an empty answer."""
     with tempfile.TemporaryDirectory() as logs:
         async with open_toolbox(CONFIG.servers, log_dir=Path(logs)) as toolbox:
             solved = await play_gold(tasks, toolbox, CONFIG.rewards, episodes=CONFIG.episodes)

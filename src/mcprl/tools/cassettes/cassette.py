@@ -4,8 +4,8 @@ Callers must record only successful calls of tools without side effects. Each op
 mode, so tasks, threads and processes of one machine may share the file. A crash loses at most the last recordings and
 never damages the file. (Write-ahead mode needs a local file system.)
 
-A cassette may come from others. So it must have exactly the tables below, without views and triggers that would run
-with our statements, its values are limited in length, and a statement in steps.
+A cassette may come from an untrusted source. So it must have exactly the tables below, without views or triggers that
+our statements would run. The length of its values and the steps of each statement are limited.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Cassette:
         if not writable and not path.is_file():
             raise CassetteError(
                 f"cassette {path} does not exist",
-                fix="record one with servers.cassette_mode=record, or make one with `mcprl cassette import`",
+                fix="record one with servers.cassette_mode=record, or import one with `mcprl tasks import`",
             )
         if writable:
             cls.require_folder(path)
@@ -211,20 +211,13 @@ class Cassette:
                 ordinal=ordinal,
             )
 
-    def answers(self, server: str, version: str, tool: str, arguments: Mapping[str, Any]) -> list[str]:
-        """Return every answer recorded for exactly this call and version, oldest first."""
-        statement = (
-            "SELECT answer FROM recordings WHERE server = ? AND version = ? AND tool = ? AND arguments = ? ORDER BY id"
-        )
-        rows = self._run(statement, (server, version, tool, canonical_json(_clean(arguments))))
-        return [self._decoded(answer) for (answer,) in rows]
-
     def recorded_tools(self) -> frozenset[tuple[str, str]]:
         """Return the tools that have recordings, as (server, tool)."""
         return frozenset((server, tool) for server, tool in self._run("SELECT DISTINCT server, tool FROM recordings"))
 
     def no_data(self, server: str, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return what a tool says if it has no data for a call: as recorded for another call, or else a plain sentence.
+        """Return the answer of a tool without data for a call: adapted from another recording, or else a plain
+        sentence.
 
         With {"ticker": "X"} → "No price data found for X" recorded, {"ticker": "Y"} gets "No price data found for Y".
         """
@@ -237,10 +230,6 @@ class Cassette:
                 return text
         return f"No data found for {', '.join(str(value) for value in arguments.values()) or 'this call'}."
 
-    def integrity(self) -> list[str]:
-        """Return the errors that SQLite's integrity check finds in the file."""
-        return [str(line) for (line,) in self._run("PRAGMA integrity_check") if line != "ok"]
-
     def _prepare(self, *, writable: bool) -> None:
         """Reject a file that is not a cassette before writing to it; create the tables in an empty one."""
         if self._is_empty() and writable:
@@ -250,13 +239,13 @@ class Cassette:
             raise _no_cassette(self.path)
         if layout != _LAYOUT:
             raise CassetteError(
-                f"cassette {self.path} has layout {layout}, but this mcprl reads layout {_LAYOUT}",
-                fix="record or import it again, or use the mcprl that wrote it",
+                f"cassette {self.path} has format {layout}, but this version of mcprl reads format {_LAYOUT}",
+                fix="record or import the calls again, or use the version of mcprl that wrote the cassette",
             )
         if {(name, sql) for name, sql in self._run("SELECT name, sql FROM sqlite_master")} != _SCHEMA:
             raise CassetteError(
                 f"{self.path} does not have the tables of a cassette",
-                fix="do not use it: record or import the calls again",
+                fix="record or import the calls again",
             )
 
     def _is_empty(self) -> bool:
@@ -302,7 +291,7 @@ class Cassette:
             raise _damaged(self.path, "it contains text that is not UTF-8") from error
 
     def _takes_too_long(self) -> bool:
-        """Asked between the steps of a statement: a damaged file may lead SQLite in circles."""
+        """Return whether a statement has too many steps. SQLite asks this, because a damaged file may cause a loop."""
         self._looks += 1
         steps = self._looks * _STEPS_BETWEEN_LOOKS
         files = (self.path, Path(f"{self.path}-wal"))
@@ -314,7 +303,7 @@ class Cassette:
         try:
             return cast("bytes", answer).decode("utf-8", "surrogatepass")
         except (AttributeError, UnicodeDecodeError) as error:
-            raise _damaged(self.path, "an answer is not text") from error
+            raise _damaged(self.path, "a recorded answer is not text") from error
 
 
 def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
@@ -350,11 +339,11 @@ def _clean(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _no_cassette(path: Path) -> CassetteError:
-    return CassetteError(f"{path} is not a cassette", fix="give a file that mcprl recorded, or a new one")
+    return CassetteError(f"{path} is not a cassette", fix="use a file that mcprl recorded, or a new file")
 
 
 def _damaged(path: Path, why: str) -> CassetteError:
-    return CassetteError(f"cassette {path} is damaged: {why}", fix="restore an intact copy, or record it again")
+    return CassetteError(f"cassette {path} is damaged: {why}", fix="restore an intact copy, or record the calls again")
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> CassetteError:
@@ -364,10 +353,10 @@ def _unusable(path: Path, error: sqlite3.Error) -> CassetteError:
     if name.startswith("SQLITE_CORRUPT") or (not name and isinstance(error, sqlite3.OperationalError)):  # not UTF-8
         return _damaged(path, str(error))
     if name == "SQLITE_INTERRUPT":
-        return _damaged(path, "reading it takes too long")
+        return _damaged(path, "reading the file takes too long")
     if name == "SQLITE_TOOBIG":
-        return _damaged(path, f"it has a value of more than {MAX_CASSETTE_VALUE_BYTES} bytes")
+        return _damaged(path, f"it contains a value of more than {MAX_CASSETTE_VALUE_BYTES} bytes")
     return CassetteError(
         f"cassette {path} cannot be used: {error}",
-        fix="check its permissions, the free space and whether another process uses it",
+        fix="check the file's permissions, the free space, and whether another process uses the file",
     )

@@ -1,4 +1,4 @@
-"""Read recorded conversations: the tool calls in them and their answers.
+"""Reads recorded conversations: the tool calls in them and their answers.
 
 A file holds rows, as a JSON list or one per line. A row is a list of messages, or an object with such a list as
 "prompt", "messages" or "extra_info.original_conversation"; it may list its tools as "tools". `mcprl.conversations`
@@ -34,21 +34,6 @@ class ListedTool:
 
     definition: ToolDefinition
     read_only: bool | None = None
-
-
-def load_tool_list(path: Path) -> dict[str, ListedTool]:
-    """Load the tools of a JSON file: a list, or an object with the list under "tools", as in a tools/list response."""
-    fix = 'write a JSON list of objects with "name", "description" and "parameters"'
-    try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CassetteError(f"the list of tools {path} cannot be read: {error}", fix=fix) from error
-    if isinstance(value, dict):
-        value = cast("dict[str, Any]", value).get("tools")
-    tools = listed_tools(value)
-    if tools is None:
-        raise CassetteError(f"{path} is not a list of tools", fix=fix)
-    return tools
 
 
 def listed_tools(value: Any) -> dict[str, ListedTool] | None:
@@ -148,32 +133,25 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A part of a log that could not be parsed, and why. `is_call` means that the part is a tool call.
+    """A part of a log that could not be parsed, and why.
 
-    Unreadable(place=Place(file="train.json", row=3, message=5), why="no answer follows the call", is_call=True)
+    Unreadable(place=Place(file="train.json", row=3, message=5), why="the call has no answer")
     """
 
     place: Place
     why: str
-    is_call: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recordings:
-    """Everything found in the files, in order. `redefined` holds the tools that different rows define differently.
+    """Everything found in the files, in order. If rows define a tool differently, the last definition counts.
 
-    Recordings(calls=[RecordedCall(...)], tools={"now": ListedTool(...)}, unreadable=[], redefined=set())
+    Recordings(calls=[RecordedCall(...)], tools={"now": ListedTool(...)}, unreadable=[])
     """
 
     calls: list[RecordedCall] = field(default_factory=list[RecordedCall])
     tools: dict[str, ListedTool] = field(default_factory=dict[str, ListedTool])
     unreadable: list[Unreadable] = field(default_factory=list[Unreadable])
-    redefined: set[str] = field(default_factory=set[str])
-
-    @property
-    def calls_seen(self) -> int:
-        """The number of calls in the files, including those that could not be parsed."""
-        return len(self.calls) + sum(part.is_call for part in self.unreadable)
 
 
 def read_recordings(paths: Iterable[Path]) -> Recordings:
@@ -192,7 +170,7 @@ def rows_of(path: Path, found: Recordings) -> Iterator[tuple[Place, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CassetteError(f"{path} cannot be read: {error}", fix="give files of recorded conversations") from error
+        raise CassetteError(f"{path} cannot be read: {error}", fix="pass files of recorded conversations") from error
     try:
         whole: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -222,7 +200,7 @@ def _lines(path: Path, text: str, as_a_whole: Exception, found: Recordings) -> I
         rows += 1
         yield place, row
     if not rows:
-        fix = "give files of recorded conversations: a JSON list of rows, or one row per line"
+        fix = "pass files of recorded conversations: a JSON list of rows, or one row per line"
         raise CassetteError(f"{path} is not JSON: {as_a_whole}", fix=fix)
     found.unreadable.extend(broken)
 
@@ -247,13 +225,8 @@ def conversations_of(row: Any, place: Place, found: Recordings) -> Iterator[list
     if not conversations:
         why = 'the row has no list of messages as "prompt", "messages" or "extra_info.original_conversation"'
         found.unreadable.append(Unreadable(place=place, why=why))
-    _define(listed_tools(fields.get("tools")) or {}, found)
+    found.tools.update(listed_tools(fields.get("tools")) or {})
     yield from conversations
-
-
-def _define(tools: Mapping[str, ListedTool], found: Recordings) -> None:
-    found.redefined.update(name for name, tool in tools.items() if found.tools.get(name, tool) != tool)
-    found.tools.update(tools)
 
 
 def read_conversation(conversation: list[Any], row: Place, found: Recordings, prompts_read: set[str]) -> None:
@@ -278,7 +251,7 @@ def read_conversation(conversation: list[Any], row: Place, found: Recordings, pr
         elif message["role"] in {"system", "developer"} and (prompt := text_of(message)) not in prompts_read:
             # The rows of a file usually share one long prompt, so parse each prompt once.
             prompts_read.add(prompt)
-            _define(tools_in_prompt(prompt), found)
+            found.tools.update(tools_in_prompt(prompt))
     _pair(calls, answers, found)
 
 
@@ -298,11 +271,13 @@ def _pair(
         elif agree:
             _keep(place, call, next(in_order)[1], found)
         else:
-            many = f"{len(rest_of_calls)} calls have {len(rest_of_answers)} answers, which cannot be matched"
-            why = many if rest_of_answers else "no answer follows the call"
-            found.unreadable.append(Unreadable(place=place, why=call.problem or why, is_call=True))
+            many = f"{len(rest_of_calls)} calls cannot be matched with {len(rest_of_answers)} answers"
+            why = many if rest_of_answers else "the call has no answer"
+            found.unreadable.append(Unreadable(place=place, why=call.problem or why))
     if rest_of_answers and not rest_of_calls:
-        found.unreadable.extend(Unreadable(place=place, why="an answer without a call") for place, _ in rest_of_answers)
+        found.unreadable.extend(
+            Unreadable(place=place, why=("the answer does not belong to a call")) for place, _ in rest_of_answers
+        )
 
 
 def _keep(place: Place, call: WrittenCall, answer: WrittenAnswer, found: Recordings) -> None:
@@ -310,7 +285,7 @@ def _keep(place: Place, call: WrittenCall, answer: WrittenAnswer, found: Recordi
     if problem is None and answer.name is not None and answer.name != call.name:
         problem = f"the call is to {call.name!r}, but its answer is from {answer.name!r}"
     if problem is not None or call.arguments is None:
-        found.unreadable.append(Unreadable(place=place, why=problem or "the call has no arguments", is_call=True))
+        found.unreadable.append(Unreadable(place=place, why=problem or "the call has no arguments"))
         return
     found.calls.append(
         RecordedCall(tool=call.name, arguments=call.arguments, text=answer.text, place=place, failed=answer.failed)

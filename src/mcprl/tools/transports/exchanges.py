@@ -236,7 +236,7 @@ def status_outcome(status: int, headers: Mapping[str, str], body: bytes) -> Tran
     if status == 503 and wait_s is not None:
         return TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 503", retry_after_s=wait_s)
     if status in {401, 403}:
-        return broken(f"HTTP {status}, the server rejected the key in the headers, or needs one", b"")
+        return broken(f"HTTP {status}: the server rejected the key in the headers, or needs one", b"")
     if status < 300 and headers.get("content-type"):
         return broken(f"HTTP {status} with content of type {_one_line(headers['content-type'])}, not an answer", body)
     outcome = broken(f"HTTP {status} without an answer" if status < 300 else f"HTTP {status}", body)
@@ -282,7 +282,7 @@ class Exchange:
         self._scope: anyio.CancelScope | None = None
 
     def abandon(self) -> None:
-        """Stop waiting for the answer, because the caller is gone."""
+        """Stop waiting for the answer, because the caller no longer needs it."""
         self.is_abandoned = True
         if self._scope is not None:
             self._scope.cancel()

@@ -80,7 +80,7 @@ class KeptOpen:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Does nothing: the transport closes the stream."""
+        """Do nothing, because the transport closes the stream."""
 
 
 EVENTS = "text/event-stream"
@@ -140,7 +140,7 @@ _MAX_IN_FLIGHT = 8
 class SmallPools(httpx2.AsyncBaseTransport):
     """Sends a request through the first pool with free capacity, or through a new pool.
 
-    A single pool takes quadratic time for many requests.
+    A single large pool would take quadratic time for many requests.
     """
 
     def __init__(self, make_pool: Callable[[], httpx2.AsyncBaseTransport]) -> None:
@@ -423,7 +423,7 @@ class _UnfailingClient(httpx2.AsyncClient):
         await anyio.sleep(_HAND_OVER_S)
         report()
 
-    # Everything else: it must neither end nor delay the session.
+    # Everything except requests: it must neither end nor delay the session.
 
     async def _notify(self, request: httpx2.Request, content: bytes) -> httpx2.Response:
         cancelled = cancelled_id_of(content)
@@ -448,7 +448,7 @@ class _UnfailingClient(httpx2.AsyncClient):
             if response.status_code == 404 and MCP_SESSION_ID in request.headers:
                 self._lose_session()
             elif response.is_error:
-                _logger.warning("server %r: a notification was refused: HTTP %d", self._name, response.status_code)
+                _logger.warning("server %r: a notification was rejected: HTTP %d", self._name, response.status_code)
             return
         _logger.warning("server %r: it did not accept a notification within %g s", self._name, _NOTIFY_S)
 
@@ -459,7 +459,9 @@ class _UnfailingClient(httpx2.AsyncClient):
                 await response.aclose()
                 return httpx2.Response(response.status_code, content=b"", request=request)
             except httpx2.RequestError as error:
-                _logger.debug("server %r: the session was not ended: %s", self._name, connection_outcome(error).detail)
+                _logger.debug(
+                    "server %r: the session could not be ended: %s", self._name, connection_outcome(error).detail
+                )
         return httpx2.Response(405, request=request)
 
     async def _listen(self, request: httpx2.Request) -> httpx2.Response:
@@ -477,7 +479,7 @@ class _UnfailingClient(httpx2.AsyncClient):
         except httpx2.RequestError as error:
             if exchange is None or not _is_last_try(exchange):
                 raise
-            # The request itself was received earlier.
+            # The server has already received the request itself.
             return self._give_up(request, exchange, replace(connection_outcome(error), delivered=True))
         if response.is_success and response.headers.get("content-type", "").lower().startswith(EVENTS):
             if exchange is not None:

@@ -1,4 +1,4 @@
-"""Code of both transports: errors that replace answers, and reading JSON-RPC that is cut, broken or too long.
+"""Code of both transports: errors that replace answers, and parsing of JSON-RPC that is cut, broken or too long.
 
 Everything takes linear time and bounded memory: only the beginning and the end of a line above the limit are kept.
 """
@@ -94,7 +94,7 @@ class Trouble(StrEnum):
     """What happened instead of an answer."""
 
     UNREACHABLE = "unreachable"
-    """The connection failed. `delivered` is whether the server may have received the request."""
+    """The connection failed. `delivered` says whether the server may have received the request."""
     BUSY = "busy"
     """The server or a proxy asked the client to retry later."""
     BROKEN = "broken"

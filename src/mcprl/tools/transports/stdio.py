@@ -1,7 +1,7 @@
-"""The stdio transport. It takes time linear in the size of messages, and bounded memory.
+"""The stdio transport of mcprl, which takes time linear in the size of messages and bounded memory.
 
 It replaces the SDK's transport, which takes quadratic time for large results, keeps results of any size in memory, and
-never answers a call whose answer cannot be parsed.
+never answers a call if the answer cannot be parsed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _logger = logging.getLogger(__name__)
 
 _MAX_FLOOD_BYTES = 256 * 1024 * 1024
 _MAX_FLOOD_S = 10.0
-# How many bytes of a message we allow per character of text; the rest is for escapes and structure.
+# Bytes of a message per character of text; this leaves room for escapes and structure.
 _MESSAGE_BYTES_PER_CHARACTER = 16
 # Extra characters, so that a secret at the later cut is still complete when it is redacted.
 _TEXT_MARGIN = 4096
@@ -135,7 +135,7 @@ class LineReader(asyncio.Protocol):
             if line and not line.isspace():
                 self._drop(line)
         elif self._is_dense(line):
-            self._answer_unreadable(line, _certain_members(line), too_large="the result holds too many values")
+            self._answer_unreadable(line, _certain_members(line), too_large="the result contains too many values")
         else:
             self._read_object(line)
 
@@ -201,7 +201,7 @@ class LineReader(asyncio.Protocol):
                 self._answer_too_large(request_id, head, self._too_long())
 
     def _end_flood(self) -> None:
-        _logger.warning("%s: the server floods its output without answering; the session is ended", self._name)
+        _logger.warning("%s: the server floods its output without answering, so the session is ended", self._name)
         self._on_lost()
 
     def _cancel_flood_timer(self) -> None:
@@ -224,7 +224,7 @@ class LineReader(asyncio.Protocol):
     def _drop(self, line: bytes) -> None:
         self._num_dropped_lines += 1
         if self._num_dropped_lines == 1:
-            _logger.warning("%s: a line that is not JSON-RPC, or too long, was dropped: %s", self._name, _shown(line))
+            _logger.warning("%s: dropped a line that is not JSON-RPC or is too long: %s", self._name, _shown(line))
 
 
 def _certain_members(line: bytes) -> dict[str, Any]:

@@ -125,7 +125,7 @@ async def test_schemas_that_compile_are_said_to_and_prompts_are_rendered(tiny):
     findings = await tiny.examined(fast=False, only=BEFORE_GRAMMAR)
     assert only(findings, "grammar").severity is Severity.OK
     assert "rendered as in the run" in only(findings, "prompt length").measured
-    assert "has the same tokens" in only(findings, "template").measured
+    assert "give the same tokens" in only(findings, "template").measured
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ async def test_with_the_advised_grammar_and_room_calls_are_valid(tiny):
 
 @pytest.mark.process
 def test_forecast_memory_and_disk_are_those_that_were_measured(played):
-    assert "based on the sample" in only(played, "forecast").measured
+    assert "based on the sample episodes" in only(played, "forecast").measured
     assert "measured: sampler" in only(played, "memory").measured
     assert not only(played, "disk").measured.startswith("about")
 
@@ -199,7 +199,7 @@ async def test_a_sampler_that_disagrees_with_the_learner_is_found(tiny, monkeypa
     tiny.write()
     found = only(await tiny.examined(fast=False), "parity")
     assert (found.severity, found.code) == (Severity.BAD, "E-LEARN-002")
-    assert "more than rounding explains" in found.measured
+    assert "more than rounding error" in found.measured
     assert "load the current weights of model.path" in found.fix
 
 
@@ -213,7 +213,7 @@ async def test_a_solution_with_a_turn_that_is_too_long_is_found_and_others_are_p
     told, found = [one for one in await tiny.examined(fast=False, only=upto_sampler) if one.check == "warm start"]
     assert told.severity is Severity.OK
     assert (found.severity, found.code) == (Severity.BAD, "E-CONF-003")
-    assert "have a turn longer than sampling.max_tokens (4)" in found.measured
+    assert "have a turn that exceeds sampling.max_tokens (4)" in found.measured
     assert "raise sampling.max_tokens" in found.fix
 
     tiny.set("sampling.max_tokens", 128)
@@ -221,7 +221,7 @@ async def test_a_solution_with_a_turn_that_is_too_long_is_found_and_others_are_p
     findings = await tiny.examined(fast=False, only=upto_sampler)
     assert [one.measured for one in findings if one.check == "warm start"] == [
         "1 of 2 tasks have a solution to imitate",
-        "1 of 1 solutions were played and solve their tasks",
+        "1 of 1 solutions were run and solve their tasks",
     ]
 
 
@@ -285,7 +285,7 @@ def test_episodes_that_crashed_their_server_are_found_with_their_task(patient):
     caused = [trajectory(n, -0.1, seen(0.01), stop=StopReason.CAUSED_FAULT) for n in range(2)]
     found = judged(patient, *caused)["caused faults"]
     assert found.severity is Severity.WARN
-    assert "2 episodes crashed their tool server, and did so again when repeated (task ana)" in found.measured
+    assert "2 episodes crashed their tool server, and crashed it again when rerun (task ana)" in found.measured
 
 
 @pytest.mark.parametrize(("least", "severity"), [(7, None), (11, Severity.WARN), (13, Severity.BAD)])

@@ -88,12 +88,12 @@ def unknown_setting(patient, monkeypatch):
     patient.set("sampling.temprature", 0.7)
 
 
-@fault("recipe", BAD, "recipe.yaml:1", "correct the YAML at that line", "E-CONF-001")
+@fault("recipe", BAD, "recipe.yaml:1", "correct the YAML at this line", "E-CONF-001")
 def bad_yaml(patient, monkeypatch):
     patient.files["recipe.yaml"] = "name: [small"
 
 
-@fault("recipe", BAD, "cannot read", "give the path of a recipe", "E-CONF-001")
+@fault("recipe", BAD, "cannot read", "pass the path of a recipe", "E-CONF-001")
 def missing_recipe(patient, monkeypatch):
     patient.folder = patient.folder / "elsewhere"
     patient.write = lambda: None
@@ -110,7 +110,7 @@ def turn_as_long_as_the_context(patient, monkeypatch):
     patient.set("sampling.max_tokens", 512)
 
 
-@fault("code", BAD, "losses.py:1: SyntaxError", "correct the code at that place", "E-CODE-001")
+@fault("code", BAD, "losses.py:1: SyntaxError", "correct the code at this line", "E-CODE-001")
 def own_loss_that_is_not_python(patient, monkeypatch):
     patient.files["losses.py"] = "def own(logprob_N, *others, **clips)\n    return logprob_N\n"
     patient.set("algorithm.loss", "losses.py:own")
@@ -145,7 +145,7 @@ def missing_environment_of_skyrl(patient, monkeypatch):
     patient.set("skyrl.python", "nowhere/bin/python")
 
 
-@fault("installed", WARN, "this machine: learner.tuning is lora_4bit, which needs bitsandbytes", "mcprl[four-bit]")
+@fault("installed", WARN, "learner.tuning is lora_4bit, which needs bitsandbytes", "mcprl[four-bit]")
 def four_bits_without_their_library_on_a_machine_without_a_gpu(patient, monkeypatch):
     patient.set("learner.tuning", "lora_4bit")
     hide_modules(monkeypatch, "bitsandbytes")
@@ -169,7 +169,7 @@ def missing_validation_file(patient, monkeypatch):
 # ---- keys and servers ------------------------------------------------------------------------------------------------
 
 
-@fault("keys", BAD, "PEOPLE_KEY_OF_NOBODY for server 'people'", "set each in the environment", "E-TOOL-007")
+@fault("keys", BAD, "PEOPLE_KEY_OF_NOBODY for server 'people'", "set each key in the environment", "E-TOOL-007")
 def missing_key(patient, monkeypatch):
     patient.servers["people"]["env"] = {"KEY": "${PEOPLE_KEY_OF_NOBODY}"}
 
@@ -179,7 +179,7 @@ def missing_key_of_the_judge(patient, monkeypatch):
     patient.set("rewards.judge", {"url": "http://127.0.0.1:9/v1", "model": "none", "key_env": "JUDGE_KEY_OF_NOBODY"})
 
 
-@fault("keys", BAD, "cannot be read", "create it with NAME=value lines", "E-TOOL-007")
+@fault("keys", BAD, "cannot be read", "create the file with NAME=value lines", "E-TOOL-007")
 def missing_file_of_keys(patient, monkeypatch):
     patient.set("servers.env_file", "keys.env")
 
@@ -189,7 +189,7 @@ def missing_server_file(patient, monkeypatch):
     patient.set("servers.file", "elsewhere.json")
 
 
-@fault("server file", BAD, "is not JSON", "correct the file at that place", "E-TOOL-001")
+@fault("server file", BAD, "is not JSON", "correct the file at this place", "E-TOOL-001")
 def server_file_that_is_no_json(patient, monkeypatch):
     patient.files["servers.json"] = "{"
 
@@ -243,12 +243,12 @@ def one_server_without_tools(patient, monkeypatch):
     patient.servers["idle"] = server()
 
 
-@fault("server people", WARN, "stdout, which is for MCP messages only: ", "print and log to stderr")
+@fault("server people", WARN, "stdout, which must carry only MCP messages: ", "make the server print and log to stderr")
 def server_that_prints_to_stdout(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), mood="chatty")
 
 
-@fault("catalog", BAD, "the servers together offer no tool", "enable a server that lists tools", "E-TOOL-004")
+@fault("catalog", BAD, "the servers offer no tools", "enable a server that lists tools", "E-TOOL-004")
 def tools_that_were_never_initialised(patient, monkeypatch):
     patient.servers["people"] = server()
 
@@ -263,7 +263,9 @@ def tool_with_a_broken_schema(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person", type="object", properties={"name": {"type": "strnig"}}))
 
 
-@fault("server people", BAD, "'find_person' with a schema that puts more than 10000", ".deny", "E-LIMIT-001")
+@fault(
+    "server people", BAD, "'find_person' with a schema that has a place with more than 10000", ".deny", "E-LIMIT-001"
+)
 def tool_with_references_that_multiply(patient, monkeypatch):
     twice = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(22)}
     schema = {"type": "object", "$defs": {**twice, "d22": {}}, "$ref": "#/$defs/d0"}
@@ -282,12 +284,12 @@ def tool_slower_than_its_deadline(patient, monkeypatch):
     patient.set("servers.settings.people", {"call_deadline_s": 0.2, "attempts": 1})
 
 
-@fault("call people", WARN, "rejected a call that should work: No such person.", "mcprl tools call")
+@fault("call people", WARN, "rejected a call that should succeed: No such person.", "mcprl tools call")
 def tool_that_refuses_the_call_of_a_task(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), mood="refuses")
 
 
-@fault("call people", BAD, "exited after 3 calls", "make the server stay up", "E-TOOL-011")
+@fault("call people", BAD, "exited after 3 calls", "look for the cause in its stderr", "E-TOOL-011")
 def server_that_dies_after_every_three_calls(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), mood="tired")
 
@@ -333,12 +335,12 @@ def missing_task_file(patient, monkeypatch):
     patient.set("tasks.train", "elsewhere.jsonl")
 
 
-@fault("tasks", BAD, "train.jsonl:2", "correct that field", "E-TASK-001")
+@fault("tasks", BAD, "train.jsonl:2", "correct this field", "E-TASK-001")
 def bad_row(patient, monkeypatch):
     patient.tasks[1] = {"id": "hiro", "prompt": "Where is Hiro?", "anwser": "Lima"}
 
 
-@fault("tasks", BAD, "a second task has the id 'ana'", "give it another id", "E-TASK-001")
+@fault("tasks", BAD, "a second task has the id 'ana'", "change its id", "E-TASK-001")
 def duplicate_ids(patient, monkeypatch):
     patient.tasks[1]["id"] = "ana"
 
@@ -367,7 +369,7 @@ def preamble_with_a_wrong_argument(patient, monkeypatch):
     patient.set("tasks.preamble", "preamble.json")
 
 
-@fault("names in prompts", WARN, "'find_persons' (did you mean 'find_person'?)", "as the server lists it")
+@fault("names in prompts", WARN, "'find_persons' (did you mean 'find_person'?)", "use the name that the server lists")
 def prompt_that_names_a_tool_that_is_not_there(patient, monkeypatch):
     patient.files["preamble.json"] = json.dumps([{"role": "system", "content": "Call find_persons(name=…) first."}])
     patient.set("tasks.preamble", "preamble.json")
@@ -388,12 +390,12 @@ def argument_that_no_longer_exists(patient, monkeypatch):
     patient.tasks[0]["calls"][0]["arguments"] = {"full_name": "Ana"}
 
 
-@fault("solvable", BAD, "a turn for its calls and one for its answer, but may take 1 turn", "raise max_turns")
+@fault("solvable", BAD, "one turn for calls and one for the answer, but its limit is 1 turn", "raise max_turns")
 def too_few_turns(patient, monkeypatch):
     patient.tasks[0]["max_turns"] = 1
 
 
-@fault("recorded calls", WARN, "no longer fit the tools", "servers.settings.people.argument_aliases: {nane: name}")
+@fault("recorded calls", WARN, "no longer match the tools", "servers.settings.people.argument_aliases: {nane: name}")
 def recorded_call_that_drifted(patient, monkeypatch):
     call = {"type": "function", "function": {"name": "find_person", "arguments": '{"nane": "Ana"}'}}
     messages = [
@@ -418,7 +420,7 @@ def validation_task_in_training(patient, monkeypatch):
     patient.files["validation.jsonl"] = json.dumps(task("judged", "Ana"))
 
 
-@fault("answers in prompts", WARN, "1 of 2 tasks have their answer in the question", "only a tool can answer")
+@fault("answers in prompts", WARN, "1 of 2 tasks give the answer away in the question", "only a tool can provide")
 def answer_in_the_prompt(patient, monkeypatch):
     patient.tasks[0]["prompt"] = "Ana is in Lima. Where is Ana?"
 
@@ -429,28 +431,30 @@ def goal_that_nothing_can_be_gained_from(patient, monkeypatch):
         patient.set(f"rewards.{part}", 0.0)
 
 
-@fault("scoring", BAD, "checked by its rubric alone", "set rewards.judge", "E-CONF-003")
+@fault("scoring", BAD, "checked only by its rubric", "configure rewards.judge", "E-CONF-003")
 def rubric_without_a_judge(patient, monkeypatch):
     patient.tasks[0] = {"id": "ana", "prompt": "Where is Ana?", "rubric": "Is it friendly?"}
 
 
-@fault("scoring", WARN, "1 of 2 tasks have a rubric, but there is no judge", "set rewards.judge")
+@fault("scoring", WARN, "1 of 2 tasks have a rubric, but no judge is configured", "configure rewards.judge")
 def rubric_that_is_left_out(patient, monkeypatch):
     patient.tasks[0]["rubric"] = "Is it friendly?"
 
 
-@fault("worlds", BAD, "world market-7, but server 'people' serves the world market-9", "--world 7", "E-TASK-002")
+@fault("worlds", BAD, "world market-7, but server 'people' provides the world market-9", "--world 7", "E-TASK-002")
 def tasks_of_another_world(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), version="1+market-9")
     patient.tasks[0]["world"] = "market-7"
 
 
-@fault("prompt length", BAD, "fill model.context_tokens (512)", "raise model.context_tokens", "E-CONF-003")
+@fault("prompt length", BAD, "leave no room in model.context_tokens (512)", "raise model.context_tokens", "E-CONF-003")
 def prompt_longer_than_the_context(patient, monkeypatch):
     patient.tasks[0]["prompt"] = "Where is Ana? " * 200
 
 
-@fault("prompt length", WARN, "a prompt and a turn of sampling.max_tokens (500)", "lower sampling.max_tokens")
+@fault(
+    "prompt length", WARN, "the longest prompt plus a turn of sampling.max_tokens (500)", "lower sampling.max_tokens"
+)
 def prompt_that_leaves_no_room_for_a_turn(patient, monkeypatch):
     patient.set("sampling.max_tokens", 500)
 
@@ -470,7 +474,7 @@ def context_that_vllm_refuses(patient, monkeypatch):
 # ---- the model and the machine ---------------------------------------------------------------------------------------
 
 
-@fault("model", BAD, "there is no such folder", "correct model.path", "E-CONF-003")
+@fault("model", BAD, "which does not exist", "correct model.path", "E-CONF-003")
 def missing_model_folder(patient, monkeypatch):
     patient.set("model.path", "./no-such-model")
 
@@ -488,13 +492,19 @@ def renderer_auto_for_a_folder(patient, monkeypatch):
 
 
 @fault(
-    "renderer", BAD, "model.thinking is false, but chatml has no switch for it", "remove model.thinking", "E-CONF-003"
+    "renderer",
+    BAD,
+    "model.thinking is false, but chatml cannot turn thinking on or off",
+    "remove model.thinking",
+    "E-CONF-003",
 )
 def thinking_without_a_switch(patient, monkeypatch):
     patient.set("model.thinking", False)
 
 
-@fault("model", BAD, "model.safetensors is missing, truncated", "download or copy the whole model again", "E-CONF-003")
+@fault(
+    "model", BAD, "model.safetensors is missing, truncated", "download or copy the complete model again", "E-CONF-003"
+)
 def model_that_was_cut_off(patient, monkeypatch):
     folder = copied_model(patient)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
@@ -505,7 +515,9 @@ def model_without_a_tokenizer(patient, monkeypatch):
     (copied_model(patient) / "tokenizer.json").unlink()
 
 
-@fault("model", BAD, "tokenizer.json is not a tokenizer, or is truncated", "copy the whole model again", "E-CONF-003")
+@fault(
+    "model", BAD, "tokenizer.json is not a tokenizer, or is truncated", "copy the complete model again", "E-CONF-003"
+)
 def tokenizer_that_was_cut_off(patient, monkeypatch):
     (copied_model(patient) / "tokenizer.json").write_text('{"model": {')
 
@@ -532,14 +544,14 @@ def memory_that_others_use(patient, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(8 * GB, GB))
 
 
-@fault("memory", BAD, "the learner takes about", "lower sampling.vllm.memory_fraction")
+@fault("memory", BAD, "the learner needs about", "lower sampling.vllm.memory_fraction")
 def too_little_memory_on_the_gpu(patient, monkeypatch):
     too_little_memory(patient, monkeypatch)
     patient.set("engine", "vllm")
     monkeypatch.setattr("mcprl.checks.doctor.resource_checks.gpu_memories", lambda: (5 * GB,))
 
 
-@fault("trackers", WARN, "tracking.wandb is online, but there is no key for it", "run `wandb login`")
+@fault("trackers", WARN, "tracking.wandb is online, but no W&B API key is set", "run `wandb login`")
 def tracker_without_a_key(patient, monkeypatch):
     patient.set("tracking.wandb.project", "mine")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
@@ -583,7 +595,7 @@ def solution_with_a_wrong_answer(patient, monkeypatch):
     warm(patient, {"calls": [LOOK], "answer": "In Oslo"}, None)
 
 
-@fault("warm start", BAD, "takes more than the 3 turns", "raise episodes.max_turns", "E-CONF-003")
+@fault("warm start", BAD, "takes more turns than its limit of 3", "raise episodes.max_turns", "E-CONF-003")
 def solution_with_too_many_turns(patient, monkeypatch):
     warm(patient, {"calls": [LOOK] * 3, "answer": "Lima"}, None)
     patient.tasks[0]["max_turns"] = 3
@@ -592,14 +604,14 @@ def solution_with_too_many_turns(patient, monkeypatch):
 @fault(
     "warm start",
     BAD,
-    "1 solutions with their prompts are longer than model.context_tokens (512)",
+    "1 solutions and their prompts together exceed model.context_tokens (512)",
     "raise model.context_tokens",
 )
 def solution_longer_than_the_context(patient, monkeypatch):
     warm(patient, None, {"calls": [LOOK], "answer": "Lima " * 600})
 
 
-@fault("warm start", BAD, "1 solutions have a turn longer than sampling.max_tokens (4)", "raise sampling.max_tokens")
+@fault("warm start", BAD, "1 solutions have a turn that exceeds sampling.max_tokens (4)", "raise sampling.max_tokens")
 def solution_with_a_turn_longer_than_a_turn_may_be(patient, monkeypatch):
     warm(patient, {"calls": [LOOK], "answer": "Lima"}, None)
 
@@ -615,12 +627,12 @@ def too_little_disk(patient, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(GB, GB, 100))
 
 
-@fault("disk", BAD, "is not writable", "a folder that you may write to", "E-RUN-010")
+@fault("disk", BAD, "is not writable", "a folder with write permission", "E-RUN-010")
 def outputs_that_cannot_be_written(patient, monkeypatch):
     patient.set("training.outputs", "/proc/outputs")
 
 
-@fault("disk", BAD, "is not writable", "a folder that you may write to", "E-RUN-010")
+@fault("disk", BAD, "is not writable", "a folder with write permission", "E-RUN-010")
 def outputs_that_are_a_file(patient, monkeypatch):
     patient.files["file"] = "x"
     patient.set("training.outputs", str(patient.folder / "file"))
@@ -632,12 +644,12 @@ def run_that_takes_days_on_a_cpu(patient, monkeypatch):
     patient.set("training.steps", 100_000_000)
 
 
-@fault("forecast", WARN, "servers.settings.people.budget.calls is 3", "raise that budget")
+@fault("forecast", WARN, "servers.settings.people.budget.calls is 3", "raise this budget")
 def budget_that_ends_before_the_run(patient, monkeypatch):
     patient.set("servers.settings.people.budget.calls", 3)
 
 
-@fault("trackers", WARN, "no answer at http://127.0.0.1:9/v1/traces", "start it, correct its address")
+@fault("trackers", WARN, "http://127.0.0.1:9/v1/traces does not answer", "start the tracker, correct its address")
 def tracker_that_is_down(patient, monkeypatch):
     patient.set("tracking.opentelemetry.endpoint", "http://127.0.0.1:9/v1/traces")
 
@@ -909,7 +921,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "E-TOOL-009": (
         "tools/test_cassette.py::test_following_the_advice_about_a_cassette_makes_it_usable",
         "tools/test_cassette.py::test_a_cassette_is_usable_once_no_other_process_locks_it",
-        "cli/test_cassette_commands.py::test_following_the_advice_about_recorded_files_makes_them_usable",
+        "tools/test_recordings.py::test_following_the_advice_about_recorded_files_makes_them_readable",
     ),
     "E-CHAT-001": ("checks/doctor/test_faults_of_models.py::test_a_template_that_rewrites_history_is_found",),
     "E-CHAT-002": (
@@ -919,6 +931,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "checks/doctor/test_faults_of_models.py::test_a_renderer_without_a_grammar_is_found",
         "checks/doctor/test_faults_of_models.py::test_a_renderer_that_writes_no_demonstrations_is_found",
     ),
+    "E-TASK-003": ("synthesis/test_synthesize.py::test_two_hints_are_enough_for_a_server_without_a_listing",),
+    "E-TASK-004": ("synthesis/test_synthesize.py::test_tools_that_may_write_are_never_called_unless_they_are_allowed",),
     "E-CHAT-004": ("chat/test_grammars.py::test_a_corrected_schema_compiles",),
     "E-EPIS-013": ("episodes/test_reward_functions.py::test_a_slow_function_counts_once_its_deadline_is_raised",),
     "E-LEARN-002": (

@@ -165,5 +165,5 @@ def test_a_reward_that_is_no_number_reaches_every_learnable_token_before_it(rewa
 
 
 def test_readings_that_a_critic_needs_are_named_where_they_are_missing():
-    with pytest.raises(ValueError, match=r"that are missing: values$"):
+    with pytest.raises(ValueError, match=r"did not provide readings that this objective needs: values$"):
         make_batch(0, [make_group(OTHER, OTHER)], DEFAULTS, Readings())

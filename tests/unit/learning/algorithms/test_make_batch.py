@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcprl.config import AlgorithmConfig
+from mcprl.errors import UserCodeError
 from mcprl.goals import Goal
 from mcprl.learning.algorithms import make_batch
+from mcprl.learning.algorithms.batches import require_sound_advantages
 from mcprl.records import FinishReason, Group, StopReason, Task, Trajectory, Turn
 
 # One letter a token: c context, s sampled, f sampled where the grammar left no choice, x where it left one text.
@@ -51,6 +53,37 @@ def make_group(name: str, members: list[tuple[str, float]]) -> Group:
 members = st.lists(st.tuples(kinds, st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0])), min_size=2, max_size=5)
 
 
+OWN = "def own(reward_G):\n    "
+
+
+def own(tmp_path, body: str) -> AlgorithmConfig:
+    (tmp_path / "mine.py").write_text(OWN + body + "\n")
+    return AlgorithmConfig(advantages=f"{tmp_path}/mine.py:own", masks="text")
+
+
+def test_the_users_advantages_stand_on_the_learnable_tokens_of_each_episode(tmp_path):
+    algorithm = own(tmp_path, "return reward_G - reward_G.median()")
+    require_sound_advantages(algorithm)
+    groups = [make_group("a", [("csfx", 1.0), ("ss", 0.0), ("s", 0.5)]), make_group("b", [("s", 2.0), ("cs", 2.0)])]
+    assert make_batch(0, groups, algorithm).advantages == ((0, 0.5, 0, 0), (-0.5, -0.5), (0,), (0,), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return 0.0", "returned float for 2 rewards"),
+        ("return reward_G.mean()", r"returned a tensor of shape \(\) for 2 rewards"),
+        ("return reward_G / (reward_G - reward_G)", r"not finite for the rewards \[0\.0, 1\.0\]"),
+        ("return undefined", r"mine\.py:2: NameError"),
+        ("import torch\n    return torch.rand_like(reward_G)", "returns other numbers if called again"),
+        ("return (reward_G - reward_G.mean()) / reward_G.std()", r"not finite for the rewards \[0\.5, 0\.5, 0\.5\]"),
+    ],
+)
+def test_advantages_that_cannot_train_are_refused_by_name(tmp_path, body, said):
+    with pytest.raises(UserCodeError, match=said):
+        require_sound_advantages(own(tmp_path, body))
+
+
 @given(st.lists(members, min_size=1, max_size=4), st.sampled_from(sorted(LEARNABLE)))
 def test_each_learnable_token_bears_its_episodes_advantage_and_every_other_token_none(specs, masks):
     groups = [make_group(f"task-{i}", spec) for i, spec in enumerate(specs)]
@@ -89,5 +122,5 @@ def test_a_forced_token_bears_no_advantage():
 
 
 def test_a_group_of_one_never_becomes_a_batch():
-    with pytest.raises(ValueError, match="it needs 2"):
+    with pytest.raises(ValueError, match="needs at least 2"):
         make_group("a", [("cs", 1.0)])

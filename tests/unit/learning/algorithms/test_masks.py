@@ -115,7 +115,7 @@ def test_bits_behind_the_last_token_mean_nothing(made):
 
 @pytest.mark.parametrize(("words", "dtype"), [(1, torch.int32), (3, torch.int32), (2, torch.int64)])
 def test_bits_of_another_vocabulary_or_another_width_are_refused(words, dtype):
-    with pytest.raises(ValueError, match="do not fit a vocabulary of 40 tokens"):
+    with pytest.raises(ValueError, match="do not match a vocabulary of 40 tokens"):
         inadmissible_tokens(torch.full((2, words), -1, dtype=dtype), 40)
 
 

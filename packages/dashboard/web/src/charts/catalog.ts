@@ -29,8 +29,8 @@ export type Section = (typeof SECTIONS)[number];
 
 const named = (...pairs: [metric: string, label: string][]): SeriesSpec[] => pairs.map(([metric, label]) => ({ metric, label }));
 const mark = (value: Figure | undefined, label: string): Mark | null => (value === null || value === undefined || value === 0 ? null : { value, label });
-const NOT_YET = "No step is recorded yet. The first point appears when the first step ends.";
-const NO_UPDATE = "No update has been made yet: this is measured while the learner learns.";
+const NOT_YET = "No steps recorded yet. The first point appears after the first step.";
+const NO_UPDATE = "No update yet: this metric is measured during updates.";
 
 /** Shares of all tokens, of which every token has exactly one. */
 function shareOfAll(part: (line: { sampled: number; forced: number; fixed: number }) => number) {
@@ -52,7 +52,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Learning",
     title: "Success",
-    about: "Shares of episodes that reached their goal, of calls that tools accepted, and of turns that made a call.",
+    about: "Share of episodes that reached their goal, share of calls that tools accepted, share of turns with a call.",
     series: named(["success_rate", "solved"], ["valid_call_rate", "valid calls"], ["turns_with_call_rate", "turns with a call"]),
     format: percent,
     range: [0, 1],
@@ -78,7 +78,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Learning",
     title: "Groups without signal",
-    about: "Share of groups whose members all have the same reward, from which nothing can be learned.",
+    about: "Share of groups in which all episodes have the same reward, so that there is nothing to learn.",
     series: [{ metric: "dead_groups", label: "dead groups", value: (line) => ratioOf(line["groups_without_variance"], line["groups"]) }],
     format: percent,
     range: [0, 1],
@@ -94,7 +94,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Tokens",
     title: "Token mask",
-    about: "The kinds of tokens: sampled freely, sampled when the grammar left one text or one token, or context.",
+    about: "Kinds of tokens: sampled freely, fixed (the grammar allowed one text), forced (the grammar allowed one token), or context.",
     series: [
       { metric: "mask_free", label: "sampled", value: shareOfAll((s) => s.sampled * (1 - s.forced - s.fixed)) },
       { metric: "mask_fixed", label: "fixed", value: shareOfAll((s) => s.sampled * s.fixed) },
@@ -114,20 +114,20 @@ export const CHARTS: ChartSpec[] = [
     series: named(["learnable_share", "learnable"], ["forced_share", "forced"], ["fixed_text_share", "fixed"]),
     format: percent,
     range: [0, 1],
-    marks: (bounds) => [mark(bounds.min_learnable_share, "least")],
+    marks: (bounds) => [mark(bounds.min_learnable_share, "minimum")],
     absent: NO_UPDATE,
   },
   {
     section: "Tokens",
     title: "Tokens per step",
-    about: "Tokens that the policy sampled, those of them that carry loss, and the context around them.",
+    about: "Sampled tokens, sampled tokens that carry loss, and context tokens.",
     series: named(["sampled_tokens", "sampled"], ["learnable_tokens", "learnable"], ["context_tokens", "context"]),
     absent: NOT_YET,
   },
   {
     section: "Update",
     title: "KL",
-    about: "Divergence per token, in nats: from the policy that sampled, over all sampled tokens, and from the reference.",
+    about: "KL in nats per token: to the sampling policy, the same over all sampled tokens, and to the reference.",
     series: named(["kl", "sampling policy"], ["kl_unmasked", "all sampled"], ["kl_reference", "reference"]),
     marks: (bounds) => [mark(bounds.kl_target, "target"), mark(bounds.kl_cap, "cap")],
     absent: NO_UPDATE,
@@ -135,7 +135,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Update",
     title: "Ratio",
-    about: "New over old probability of the tokens of an update: mean, and tenth, fiftieth and ninetieth percentile.",
+    about: "New divided by old probability of each token in an update: mean, and 10th, 50th and 90th percentile.",
     series: named(["ratio_mean", "mean"], ["ratio_p10", "p10"], ["ratio_p50", "p50"], ["ratio_p90", "p90"]),
     marks: (bounds) => [
       mark(typeof bounds.clip_low === "number" ? 1 - bounds.clip_low : null, "clip low"),
@@ -146,7 +146,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Update",
     title: "Ratio by advantage",
-    about: "A healthy update makes good tokens more likely and bad ones less likely.",
+    about: "A healthy update makes tokens with positive advantage more likely and the others less likely.",
     series: named(["ratio_mean_positive", "better"], ["ratio_mean_negative", "worse"]),
     colours: ["--scale-up", "--scale-down"],
     absent: NO_UPDATE,
@@ -154,7 +154,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Update",
     title: "Active and clipped",
-    about: "Shares of tokens that move the weights, whose gradient is clipped, and that the ratio gate drops.",
+    about: "Share of tokens that contribute to the gradient, are clipped, or are dropped by the ratio gate.",
     series: named(["active_fraction", "active"], ["clipped_fraction", "clipped"], ["gated_fraction", "gated"]),
     format: percent,
     range: [0, 1],
@@ -163,21 +163,21 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Update",
     title: "Policy loss",
-    about: "The loss that was minimised, and its parts.",
-    series: named(["policy_loss", "policy"], ["loss", "whole"], ["kl_loss", "KL"], ["imitation_loss", "imitation"]),
+    about: "The minimized loss and its parts.",
+    series: named(["policy_loss", "policy"], ["loss", "total"], ["kl_loss", "KL"], ["imitation_loss", "imitation"]),
     absent: NO_UPDATE,
   },
   {
     section: "Update",
     title: "Value loss",
-    about: "How far the value head is from the returns.",
+    about: "Error of the value head's predictions of the returns.",
     series: named(["value_loss", "value loss"]),
-    absent: "This run has no value head: its advantages come from the groups alone.",
+    absent: "This run has no value head: its advantages come only from the groups.",
   },
   {
     section: "Update",
     title: "Explained variance",
-    about: "How much of the returns the value head predicts: 1 is all, 0 is no better than a constant.",
+    about: "Share of the variance of returns that the value head predicts: 1 is perfect, 0 is no better than a constant.",
     series: named(["explained_variance", "explained"]),
     range: [null, 1],
     absent: "This run has no value head.",
@@ -185,21 +185,21 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Update",
     title: "Entropy",
-    about: "Of the policy at the tokens that carry loss, in nats. A fall to 0 means that it has stopped exploring.",
+    about: "Entropy of the policy at tokens that carry loss, in nats. Near 0, the policy has stopped exploring.",
     series: named(["entropy", "entropy"]),
     absent: NO_UPDATE,
   },
   {
     section: "Update",
     title: "Gradient norm",
-    about: "Before clipping, averaged over the optimiser steps.",
+    about: "Gradient norm before clipping, averaged over the optimizer steps.",
     series: named(["grad_norm", "norm"]),
     absent: "The engine of this run does not report gradient norms, or no update has been made yet.",
   },
   {
     section: "Trust",
     title: "Alignment",
-    about: "Share of the tokens trained on that are exactly those sampled. Anything below 100% is an error.",
+    about: "Share of learned tokens that match the sampled tokens. Anything below 100% is an error.",
     series: named(["alignment", "aligned"]),
     format: percent,
     range: [null, 1.02],
@@ -208,29 +208,29 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Trust",
     title: "Parity of sampler and learner",
-    about: "How far sampler and learner differ on the same tokens before any update, in nats.",
-    series: named(["parity_logprob_mean_abs_error", "mean error"], ["parity_logprob_max_abs_error", "largest"], ["parity_kl", "KL"]),
+    about: "Difference between sampler and learner on the same tokens before any update, in nats.",
+    series: named(["parity_logprob_mean_abs_error", "mean error"], ["parity_logprob_max_abs_error", "max error"], ["parity_kl", "KL"]),
     absent: "All tokens were sampled by older weights, so sampler and learner cannot be compared.",
   },
   {
     section: "Trust",
     title: "Staleness",
-    about: "How many versions the weights that sampled a token are behind the newest.",
-    series: named(["staleness_mean", "mean"], ["staleness_max", "most"]),
+    about: "By how many versions the weights that sampled a token are behind the newest weights.",
+    series: named(["staleness_mean", "mean"], ["staleness_max", "max"]),
     range: [0, null],
     absent: "This run does not record the age of its weights.",
   },
   {
     section: "Trust",
     title: "Importance weights",
-    about: "Correction for differences between sampler and learner: its mean, and the share that is cut off.",
-    series: named(["importance_mean", "mean"], ["importance_cut_fraction", "cut"]),
+    about: "Correction for differences between sampler and learner: mean weight, and share of truncated weights.",
+    series: named(["importance_mean", "mean"], ["importance_cut_fraction", "truncated"]),
     absent: "This run does not correct for differences between sampler and learner.",
   },
   {
     section: "Pipeline",
-    title: "Time of a step",
-    about: "Seconds from the end of one step to the end of the next, and how many of them went into collecting and saving.",
+    title: "Step time",
+    about: "Time from the end of one step to the end of the next, and the parts spent on collecting and saving.",
     series: named(["step_s", "step"], ["collect_s", "collect"], ["save_s", "save"]),
     format: duration,
     range: [0, null],
@@ -256,7 +256,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Tools",
     title: "Tool latency",
-    about: "Mean time from a call to its answer, including waits and retries.",
+    about: "Mean time from a call to its answer, including waiting and retries.",
     series: named(["tool_latency_mean_s", "mean"]),
     format: duration,
     range: [0, null],
@@ -265,7 +265,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Tools",
     title: "Calls",
-    about: "Calls that the policy made in a step, and those of them that were made to fail on purpose.",
+    about: "Calls made by the policy in a step, and calls that were failed on purpose.",
     series: named(["calls", "calls"], ["calls_injected", "injected failures"]),
     range: [0, null],
     absent: NOT_YET,
@@ -273,7 +273,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Tools",
     title: "Lost to infrastructure",
-    about: "Episodes that were lost and played again, and restarts of tool servers since the run began.",
+    about: "Episodes that were lost and rerun, and restarts of tool servers since the run started.",
     series: named(["episodes_lost_to_infrastructure", "episodes lost"], ["server_restarts", "restarts"]),
     range: [0, null],
     absent: NOT_YET,
@@ -281,7 +281,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Machine",
     title: "Memory",
-    about: "Of the trainer, of all processes that it started, and free on the machine, in GiB.",
+    about: "Memory of the trainer, of the processes that it started, and free on the machine, in GiB.",
     series: named(["memory_trainer_gib", "trainer"], ["memory_children_gib", "its processes"], ["memory_free_gib", "free"]),
     format: (value) => (value === null ? "–" : `${figure(value)} GiB`),
     range: [0, null],
@@ -290,8 +290,8 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Machine",
     title: "GPU memory",
-    about: "Of all GPUs together, in GiB.",
-    series: named(["gpu_memory_gib", "used"], ["gpu_memory_total_gib", "there is"]),
+    about: "Memory of all GPUs together, in GiB.",
+    series: named(["gpu_memory_gib", "used"], ["gpu_memory_total_gib", "total"]),
     format: (value) => (value === null ? "–" : `${figure(value)} GiB`),
     range: [0, null],
     absent: "No NVIDIA driver was found on the machine: the run used its CPU.",
@@ -299,7 +299,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Machine",
     title: "GPU busy",
-    about: "Share of the time that the GPUs were busy when the step ended.",
+    about: "GPU utilization at the end of the step.",
     series: named(["gpu_busy_share", "busy"]),
     format: percent,
     range: [0, 1],
@@ -308,7 +308,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Machine",
     title: "CPU load",
-    about: "Processes that wanted a core, over the last minute.",
+    about: "Mean number of runnable processes over the last minute.",
     series: named(["cpu_load", "load"]),
     range: [0, null],
     absent: "This run was recorded before the load was measured.",

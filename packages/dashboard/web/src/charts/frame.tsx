@@ -84,7 +84,7 @@ function DataTable({ title, about, table }: { title: string; about: string; tabl
               </tbody>
             </table>
           </div>
-          {rows.length > MOST_ROWS && <p class="about">The last {MOST_ROWS} of {rows.length}; all are in the run's files.</p>}
+          {rows.length > MOST_ROWS && <p class="about">The last {MOST_ROWS} of {rows.length} rows; the run's files contain all rows.</p>}
         </>
       )}
     </details>

@@ -68,8 +68,8 @@ export function Gantt({ spans }: { spans: Span[] }) {
     <ChartFrame
       wide
       title="Pipeline"
-      about="When steps were collected, learned from, published and saved. Sampler and learner are idle in between."
-      absent={hasSpans ? null : "No timeline has been recorded yet. It appears when the first step ends."}
+      about="When each step was collected, learned, published and saved. In the gaps, the sampler or the learner was idle."
+      absent={hasSpans ? null : "No timeline recorded yet. It appears after the first step."}
       readout={hasSpans ? totals(spans) : []}
       moment={bar && `${bar.row}${bar.step === null ? "" : `, step ${stepNumber(bar.step)}`}: ${duration(bar.to - bar.from)}`}
       table={{

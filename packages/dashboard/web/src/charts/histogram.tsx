@@ -24,7 +24,7 @@ export function RatioHistogram({ run, newest }: { run: string; newest: number })
     : data && data.tokens > 0
       ? null
       : data
-        ? "No token of this step carried loss, so no ratio was measured."
+        ? "No token of this step carried loss, so there are no ratios."
         : "Reading the ratios…";
   const outside = data ? data.below + data.above : 0;
   const bin = pointed.value;
@@ -35,7 +35,7 @@ export function RatioHistogram({ run, newest }: { run: string; newest: number })
     <ChartFrame
       wide
       title="Ratio histogram"
-      about="New over old probability of each token of an update, when the learner last looked at it."
+      about="New divided by old probability of each token in an update, as last computed by the learner."
       absent={absent}
       readout={
         data
@@ -45,7 +45,7 @@ export function RatioHistogram({ run, newest }: { run: string; newest: number })
             ]
           : []
       }
-      marks={data ? [`clip ${boundsOf(data).map(figure).join(" – ")}`, ...(outside ? [`${percent(outside / data.tokens)} beyond the axis`] : [])] : []}
+      marks={data ? [`clip ${boundsOf(data).map(figure).join(" – ")}`, ...(outside ? [`${percent(outside / data.tokens)} outside the axis`] : [])] : []}
       moment={
         data && bin !== null && data.edges[bin + 1] !== undefined
           ? `${figure(data.edges[bin])} to ${figure(data.edges[bin + 1])}: ${count(data.positive[bin])} better, ${count(data.negative[bin])} worse`

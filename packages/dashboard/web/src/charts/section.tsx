@@ -49,7 +49,7 @@ function Single({ spec, steps, bounds, smoothing, reading }: { spec: ChartSpec; 
       steps={steps.map((line) => stepNumber(line.step))}
       lines={shown}
       marks={(spec.marks?.(bounds) ?? []).filter((mark): mark is Mark => mark !== null)}
-      absent={reading ? "Reading…" : steps.length === 0 ? "No step is recorded yet. The first point appears when the first step ends." : spec.absent}
+      absent={reading ? "Reading…" : steps.length === 0 ? "No steps recorded yet. The first point appears after the first step." : spec.absent}
       stacked={spec.stacked ?? false}
       smoothing={smoothing}
       asPercent={spec.format === percent}
@@ -81,7 +81,7 @@ function Overlay({ spec, series, runs, names, smoothing }: OverlayProps) {
         values,
         ...(spec.format && { format: spec.format }),
       }))}
-      absent={`None of these runs has it. ${spec.absent}`}
+      absent={`None of these runs recorded this metric. ${spec.absent}`}
       smoothing={smoothing}
       asPercent={spec.format === percent}
       {...(spec.range && { range: spec.range })}
@@ -101,7 +101,7 @@ export function OtherMetrics({ steps, smoothing }: { steps: StepMetrics[]; smoot
           about={`The metric ${name}.`}
           steps={steps.map((line) => stepNumber(line.step))}
           lines={[{ label: words(name), colour: "--series-4", values: column(steps, name), format: figure }]}
-          absent="No step has it."
+          absent="No step recorded this metric."
           smoothing={smoothing}
         />
       ))}

@@ -9,7 +9,7 @@ const GRAVITY = { bad: 0, warn: 1, ok: 2 };
 
 export function VerdictTimeline({ verdicts, steps }: { verdicts: Verdict[]; steps: number }) {
   const [chosen, setChosen] = useState<Stretch | null>(null);
-  if (verdicts.length === 0) return <p class="absent">No step has been judged yet. Verdicts appear when the first step ends.</p>;
+  if (verdicts.length === 0) return <p class="absent">No verdicts yet. They appear after the first step.</p>;
   const rows = [...stretches(verdicts)].sort(([, one], [, other]) => gravity(one) - gravity(other) || one[0]!.from - other[0]!.from);
   const last = Math.max(steps - 1, ...verdicts.map((verdict) => verdict.step));
   const shown = chosen ?? worstNow(rows);

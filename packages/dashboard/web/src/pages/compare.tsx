@@ -58,7 +58,7 @@ export function ComparePage() {
         <Smoothing />
       </div>
       {error.value && <Problem error={error.value} />}
-      {ids.length === 0 && <div class="problem"><h2>No run is chosen</h2><p><Link to="/">Choose some in the list of runs</Link></p></div>}
+      {ids.length === 0 && <div class="problem"><h2>No runs selected</h2><p><Link to="/">Select runs in the list</Link></p></div>}
       {runs.length > 0 && (
         <>
           <Summary runs={runs} />
@@ -113,12 +113,12 @@ function Differences({ runs }: { runs: Compared[] }) {
   const rows = settingDifferences(runs.map(({ run }) => run.config));
   return (
     <section aria-labelledby="differences-title">
-      <h2 id="differences-title">Settings that differ</h2>
+      <h2 id="differences-title">Different settings</h2>
       {rows.length === 0 ? (
         <p class="absent">All settings are the same.</p>
       ) : (
         <div class="table-box">
-          <div class="table-scroll" tabIndex={0} role="region" aria-label="Table of the settings that differ">
+          <div class="table-scroll" tabIndex={0} role="region" aria-label="Table of different settings">
             <table class="settings">
               <thead>
                 <tr><th scope="col">Setting</th>{runs.map(({ run }) => <th key={run.id} scope="col">{visible(run.id)}</th>)}</tr>

@@ -37,14 +37,14 @@ export function EpisodePage({ id, step, task, member }: Props) {
   const toMember = (other: number | undefined) => other !== undefined && go(paths.episode(id, step, task, other) + kept, { replace: true });
   const toStep = (other: Neighbour | null | undefined) => other && go(paths.episode(id, other.step, task, other.member) + kept);
   const keys: Key[] = [
-    { keys: ["h", "ArrowLeft"], does: "previous member of the group", act: () => toMember(group[at - 1]?.member) },
-    { keys: ["l", "ArrowRight"], does: "next member of the group", act: () => toMember(group[at + 1]?.member) },
+    { keys: ["h", "ArrowLeft"], does: "previous episode of the group", act: () => toMember(group[at - 1]?.member) },
+    { keys: ["l", "ArrowRight"], does: "next episode of the group", act: () => toMember(group[at + 1]?.member) },
     { keys: ["["], does: "same task, step before", act: () => toStep(data?.neighbours.previous) },
     { keys: ["]"], does: "same task, step after", act: () => toStep(data?.neighbours.next) },
     { keys: ["g"], does: "group side by side", act: () => setQuery({ view: null }) },
-    { keys: ["o"], does: "this episode alone", act: () => setQuery({ view: "one" }) },
+    { keys: ["o"], does: "only this episode", act: () => setQuery({ view: "one" }) },
     { keys: ["t"], does: "token by token", act: () => setQuery({ view: "tokens" }) },
-    { keys: ["u"], does: "up to the episodes", act: () => go(paths.episodes(id)) },
+    { keys: ["u"], does: "back to the episodes", act: () => go(paths.episodes(id)) },
   ];
   const help = useKeys(keys);
   return (
@@ -92,9 +92,9 @@ function StepSwitch({ step, neighbours, toStep }: { step: number; neighbours: Ep
   const { previous = null, next = null } = neighbours ?? {};
   return (
     <div class="step-switch" role="group" aria-label="Steps of this task">
-      <button type="button" disabled={previous === null} onClick={() => toStep(previous)} aria-label={previous === null ? "No step before" : `Step ${stepNumber(previous.step)}`}>←</button>
+      <button type="button" disabled={previous === null} onClick={() => toStep(previous)} aria-label={previous === null ? "No earlier step" : `Step ${stepNumber(previous.step)}`}>←</button>
       <span class="figures">step {stepNumber(step)}</span>
-      <button type="button" disabled={next === null} onClick={() => toStep(next)} aria-label={next === null ? "No step after" : `Step ${stepNumber(next.step)}`}>→</button>
+      <button type="button" disabled={next === null} onClick={() => toStep(next)} aria-label={next === null ? "No later step" : `Step ${stepNumber(next.step)}`}>→</button>
     </div>
   );
 }
@@ -106,7 +106,7 @@ function CopyLink() {
       await navigator.clipboard.writeText(location.href);
       said.value = "Copied";
     } catch {
-      said.value = "Copy it from the address bar"; // a browser that does not allow it
+      said.value = "Copy the link from the address bar"; // a browser that does not allow it
     }
     setTimeout(() => (said.value = "Copy link"), 2000);
   };
@@ -114,7 +114,7 @@ function CopyLink() {
 }
 
 function TaskCard({ task, missing }: { task: Task | null; missing: string | null }) {
-  if (!task) return <p class="absent">{visible(missing ?? "The task is no longer in the run's task files, so its prompt is not known.")}</p>;
+  if (!task) return <p class="absent">{visible(missing ?? "The task is no longer in the run's task files, so its prompt is unknown.")}</p>;
   const goal = prettyJson(task.goal);
   return (
     <section class="card task-card" aria-label="Task">
@@ -146,7 +146,7 @@ function PromptMessage({ message }: { message: Message }) {
 
 function GroupStrip({ group, member, toMember }: { group: Member[]; member: number; toMember: (member: number) => void }) {
   return (
-    <nav class="group-strip" aria-label="Members of the group">
+    <nav class="group-strip" aria-label="Episodes of the group">
       {group.map((one) => (
         <button
           key={one.member}
@@ -218,7 +218,7 @@ function Column({ url, one, chosen, known }: { url: string; one: Member; chosen:
       {error.value && <Problem error={error.value} />}
       {answer.value && <EpisodeFacts episode={answer.value.episode} advantage={one.advantage} />}
       <div class="column-body" tabIndex={0} role="region" aria-label={`Conversation of episode ${one.member}`}>
-        {answer.value ? <Conversation episode={answer.value.episode} /> : <p class="absent">{near ? "Reading…" : "Loaded when it comes into view."}</p>}
+        {answer.value ? <Conversation episode={answer.value.episode} /> : <p class="absent">{near ? "Reading…" : "Loads when visible."}</p>}
       </div>
     </article>
   );

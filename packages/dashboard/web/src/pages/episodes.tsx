@@ -64,7 +64,7 @@ export function EpisodesPage({ id }: { id: string }) {
     <Shell crumbs={[{ label: "Runs", to: "/" }, { label: id, to: paths.run(id) }, { label: "Episodes" }]} title={`Episodes of ${id}`}>
       <div class="page-head">
         <h1>{visible(id)}</h1>
-        <nav class="tabs" aria-label="Of this run">
+        <nav class="tabs" aria-label="Views of this run">
           <Link to={paths.run(id)}>Overview</Link>
           <Link to={paths.episodes(id)} aria-current="page">Episodes</Link>
         </nav>
@@ -80,7 +80,7 @@ export function EpisodesPage({ id }: { id: string }) {
       {data?.problems?.map((problem) => <p key={problem} class="notice" role="status">{visible(problem)}</p>)}
       {error && <Problem error={error} />}
       {data && rows.length === 0 && (
-        <div class="problem"><h2>No episode matches</h2><p><button type="button" onClick={clear}>Clear all filters</button></p></div>
+        <div class="problem"><h2>No matching episodes</h2><p><button type="button" onClick={clear}>Clear all filters</button></p></div>
       )}
       {rows.length > 0 && (
         <div class={loading ? "table-box stale" : "table-box"}>

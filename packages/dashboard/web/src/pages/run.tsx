@@ -37,7 +37,7 @@ export function RunPage({ id }: { id: string }) {
       <div class="page-head">
         <h1>{visible(id)}</h1>
         {state && <StateBadge state={state} />}
-        <nav class="tabs" aria-label="Of this run">
+        <nav class="tabs" aria-label="Views of this run">
           <Link to={paths.run(id)} aria-current="page">Overview</Link>
           <Link to={paths.episodes(id)}>Episodes</Link>
         </nav>
@@ -88,7 +88,7 @@ function Settings({ run }: { run: Run }) {
     <section id="settings" aria-labelledby="settings-title">
       <h2 id="settings-title">Settings</h2>
       <details class="card">
-        <summary>config.yaml, as it is in force</summary>
+        <summary>Effective config.yaml</summary>
         <pre class="yaml" tabIndex={0} aria-label="Settings of the run">{visible(run.config_yaml)}</pre>
       </details>
       <p class="muted">The run's folder: <code>{visible(run.directory)}</code></p>

@@ -39,7 +39,7 @@ export function RunsPage() {
       </div>
       {error && <Problem error={error} />}
       {runs.value?.length === 0 && (
-        <div class="problem"><h2>No run yet</h2><p>Start one with <code>mcprl train RECIPE</code>: it appears here by itself.</p></div>
+        <div class="problem"><h2>No runs yet</h2><p>Start one with <code>mcprl train RECIPE</code>: it then appears here.</p></div>
       )}
       {list.length > 0 && (
         <div class="table-box">

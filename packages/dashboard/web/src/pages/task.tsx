@@ -36,7 +36,7 @@ export function TaskPage({ id, task }: { id: string; task: string }) {
             </label>
           ))}
         </fieldset>
-        <Link class="button" to={paths.episodes(id, query({ task }))}>All its episodes</Link>
+        <Link class="button" to={paths.episodes(id, query({ task }))}>All episodes of this task</Link>
       </div>
       {error && <Problem error={error} />}
       {data && (
@@ -44,14 +44,14 @@ export function TaskPage({ id, task }: { id: string; task: string }) {
           <h2 id="course-title" class="visually-hidden">Over the steps</h2>
           <Plot
             title="Reward of this task"
-            about="Mean, best and worst member of the task's group in each step that played it."
+            about="Mean, best and worst reward in the task's group, in each step that used the task."
             steps={steps.map((one) => stepNumber(one.step))}
             lines={[
               { label: "mean", colour: "--series-0", values: steps.map((one) => one.reward_mean), format: (v) => signed(v) },
               { label: "best", colour: "--scale-up", values: steps.map((one) => one.reward_max), format: (v) => signed(v) },
               { label: "worst", colour: "--scale-down", values: steps.map((one) => one.reward_min), format: (v) => signed(v) },
             ]}
-            absent="No step has played this task yet."
+            absent="No step has used this task yet."
           />
           <Solved steps={steps} />
         </section>
@@ -65,14 +65,14 @@ function Solved({ steps }: { steps: TaskStep[] }) {
   return (
     <Plot
       title="Solved"
-      about="Members of the group that solved the task, in each step that played it."
+      about="Episodes of the group that solved the task, in each step that used the task."
       steps={steps.map((one) => stepNumber(one.step))}
       lines={[
         { label: "solved", colour: "--series-1", values: steps.map((one) => one.solved) },
         { label: "of", colour: "--muted", values: steps.map((one) => one.episodes) },
       ]}
       range={[0, null]}
-      absent="No step has played this task yet."
+      absent="No step has used this task yet."
     />
   );
 }

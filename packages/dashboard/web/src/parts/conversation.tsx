@@ -17,7 +17,7 @@ export function EpisodeFacts({ episode, advantage }: { episode: Episode; advanta
         <h2>#{episode.member}</h2>
         <OutcomeBadge solved={episode.solved} />
         <b class={episode.solved ? "reward up" : (episode.reward ?? 0) < 0 ? "reward down" : "reward"}>{signed(episode.reward)}</b>
-        {advantage !== null && <span class="muted" title="advantage over the group">A {signed(advantage, 2)}</span>}
+        {advantage !== null && <span class="muted" title="advantage relative to the group">A {signed(advantage, 2)}</span>}
       </div>
       <p class="muted small">
         {[
@@ -90,7 +90,7 @@ export function CallView({ call, seen }: { call: Call | undefined; seen: Observa
       {call?.problem && <p class="call-problem"><Plain text={call.problem} /></p>}
       {got && got.text !== given.text && (
         <details>
-          <summary>The tool received other arguments</summary>
+          <summary>The tool received different arguments</summary>
           <Folded text={got.text} json={got.json} label={`arguments received by ${name}`} />
         </details>
       )}

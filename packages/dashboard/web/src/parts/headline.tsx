@@ -43,7 +43,7 @@ export function Headline({ run, done, state, steps, verdicts, live, updated }: P
       <div class="stat">
         <span class="stat-name">Health</span>
         <b>{worst ? <SeverityBadge severity={worst.severity} /> : "–"}</b>
-        <span class="stat-note">{worst ? worst.name : "not judged yet"}</span>
+        <span class="stat-note">{worst ? worst.name : "no verdict yet"}</span>
       </div>
     </div>
   );

@@ -18,13 +18,13 @@ export function Shell({ crumbs, title, live = false, children }: { crumbs: Crumb
   }, [title]);
   return (
     <>
-      <a class="skip" href="#main">Skip to the content</a>
+      <a class="skip" href="#main">Skip to content</a>
       <header class="top">
         <Link to="/" class="brand" aria-label="mcprl, all runs">
           <Logo />
           <span>mcprl</span>
         </Link>
-        <nav aria-label="Where you are">
+        <nav aria-label="Breadcrumbs">
           <ol class="crumbs">
             {crumbs.map((crumb, i) => (
               <li key={i}>{crumb.to ? <Link to={crumb.to}>{visible(crumb.label)}</Link> : <span aria-current="page">{visible(crumb.label)}</span>}</li>

@@ -12,7 +12,7 @@ export function Plain({ text }: { text: string }) {
   return (
     <>
       {visiblePieces(text).map((piece, i) =>
-        piece.hidden ? <span key={i} class="hidden-character" title="a character that cannot be seen">{piece.text}</span> : piece.text,
+        piece.hidden ? <span key={i} class="hidden-character" title="an invisible character">{piece.text}</span> : piece.text,
       )}
     </>
   );

@@ -105,7 +105,7 @@ function shownToken(text: string): string {
 }
 
 function TokenFigures({ data, i }: { data: Tokens; i: number | null }) {
-  if (i === null) return <p class="token-figures muted" role="status">Point at a token, or move with the arrow keys, to see its figures.</p>;
+  if (i === null) return <p class="token-figures muted" role="status">Hover over a token, or use the arrow keys, to see its values.</p>;
   const facts: [string, string][] = [
     ["token", `${i} ${JSON.stringify(visible(data.text[i] ?? ""))}`],
     ["role", roleOf(data, i) + (data.learnable ? (data.learnable[i] ? ", learnable" : ", no loss") : "")],

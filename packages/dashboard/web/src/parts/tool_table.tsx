@@ -9,7 +9,7 @@ export function ToolTable({ servers }: { servers: ServerRow[] | null }) {
     <div class="chart wide">
       <div class="chart-head"><h3>Servers</h3></div>
       {!servers || servers.length === 0 ? (
-        <p class="absent">No call has been counted yet. Figures appear when the first step ends.</p>
+        <p class="absent">No calls recorded yet. They appear after the first step.</p>
       ) : (
         <div class="table-scroll" tabIndex={0} role="region" aria-label="Servers and their tools">
           <table class="tools">

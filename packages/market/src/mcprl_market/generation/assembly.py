@@ -44,8 +44,9 @@ SUBSTITUTES: tuple[frozenset[str], ...] = tuple(
         "execute_python process_mcp_data analyze_financial_data create_data_pipeline",
     )
 )
-"""Tools that return the same facts, or compute the same. If a task needs one of a set, the others are not offered:
-otherwise a policy that used another one would be penalized for a correct call."""
+"""Tools that return the same facts or compute the same result. If a task needs a tool of a set, the others are not
+offered, because a policy that used them would be penalized for correct calls.
+"""
 
 
 def offer(needed: Iterable[str], distractors: int, draws: Draws) -> tuple[str, ...]:
@@ -103,7 +104,7 @@ def _choose(names: Collection[str] | None, difficulties: Collection[Difficulty])
     unknown = sorted(set(names or ()) - set(possible))
     if unknown:
         raise BadValueError(
-            f"no family of {' or '.join(difficulties)} tasks is called {unknown[0]}",
+            f"there is no family of {' or '.join(difficulties)} tasks named {unknown[0]}",
             fix=f"choose from {', '.join(sorted(possible))}",
         )
     chosen = tuple(family for name, family in possible.items() if names is None or name in names)
@@ -117,7 +118,7 @@ def _choose(names: Collection[str] | None, difficulties: Collection[Difficulty])
 
 
 def _numbers(count: int, difficulties: Collection[Difficulty]) -> dict[Difficulty, int]:
-    """Return the number of tasks per difficulty. The remainder from rounding goes to the hardest."""
+    """Return the number of tasks per difficulty. The hardest gets the remainder from rounding."""
     levels = [level for level in SHARES if level in difficulties]
     whole = sum(SHARES[level] for level in levels)
     numbers = {level: round(count * SHARES[level] / whole) for level in levels[:-1]}
@@ -137,7 +138,7 @@ def _deal_drafts(
         if not streams:
             raise BadValueError(
                 f"the world has only {made} {families[0].difficulty} tasks for {split}, but {number} were requested",
-                fix="ask for fewer tasks",
+                fix="request fewer tasks",
             )
         family, stream = streams.popleft()
         drawn = next(stream, None)

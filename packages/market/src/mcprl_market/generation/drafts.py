@@ -39,7 +39,7 @@ _NUMBERS_IN_A_POST = 5
 class Material:
     """The part of the world that one split may use, and the random stream that draws from it.
 
-    `rooms` are all channels, for tasks that differ by their company; `channels` are only the split's own. A week is
+    `rooms` are all channels, for tasks that differ by their company; `channels` are only those of the split. A week is
     given by its first and its last trading day. A rank is a position in the list of gainers or losers, from 1.
     """
 
@@ -174,7 +174,7 @@ class Draft:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the goal cannot be met by chance. The checked text also contains the number of messages shown."""
+        """Whether the goal is unlikely to be met by chance. The checked text also has the number of messages shown."""
         numbers = [text for state in self.state for text in state.texts if isinstance(text, HasNumber)]
         return all(abs(number.value - _MESSAGES_SHOWN) > number.tolerance for number in numbers)
 
@@ -195,7 +195,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One kind of task. `draw` returns None if it drew something that gives no clear question; then it is called again.
+    """One kind of task. `draw` returns None if it drew an unclear question, and is then called again.
 
     Wordings are templates such as "What does {symbol} trade at?". Those in `held_out` are used only in validation.
     """
@@ -208,7 +208,7 @@ class Family:
 
 
 def family(difficulty: Difficulty, *wordings: str) -> Callable[[Callable[[Material], Draft | None]], Family]:
-    """Return a decorator that makes a Family of a function that draws drafts. The last wording is held out."""
+    """Return a decorator that turns a function that draws drafts into a Family. The last wording is held out."""
 
     def made(draw: Callable[[Material], Draft | None]) -> Family:
         return Family(
@@ -234,14 +234,14 @@ def span(days: Days) -> dict[str, str]:
 
 
 def asked(value: float, decimals: int = 2, *, at_most: int | None = 4) -> HasNumber:
-    """Expect the number, correct if rounded to this many decimals."""
+    """Return a check that expects the number, rounded to this many decimals."""
     unit = 10.0**-decimals
     tolerance = round(unit * (0.5 + _SLACK), decimals + 4)
     return HasNumber(value=round(value, decimals + 4), tolerance=tolerance, at_most=at_most)
 
 
 def choice(right: str, candidates: Iterable[str]) -> HasAll:
-    """Expect the right word and none of the other candidates, so that a list of guesses is not an answer."""
+    """Return a check for the right word without the other candidates, so that a list of guesses is not accepted."""
     return HasAll(members=(right,), none_of=tuple(sorted({other for other in candidates if other != right})))
 
 
@@ -274,7 +274,7 @@ def posting(channel: Channel, message: str) -> Step:
 
 
 def posted(channel: Channel, value: float, *words: str, instead_of: Sequence[str] = ()) -> ExpectedState:
-    """Expect that the channel's newest message has the number and the words, and no word of `instead_of`."""
+    """Return a check that the channel's newest message has the number and the words, and no word of `instead_of`."""
     number = asked(value, at_most=_NUMBERS_IN_A_POST)
     texts = (HasAll(members=words, none_of=tuple(instead_of)),) if words else ()
     return ExpectedState(
@@ -285,6 +285,6 @@ def posted(channel: Channel, value: float, *words: str, instead_of: Sequence[str
 
 
 def stored(key: str, value: float) -> ExpectedState:
-    """Expect that the number is stored under the key."""
+    """Return a check that the number is stored under the key."""
     texts = (asked(value, at_most=None),)
     return ExpectedState(tool="get_execution_context", arguments={"context_key": key}, texts=texts)

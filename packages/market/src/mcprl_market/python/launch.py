@@ -47,7 +47,7 @@ class Isolation(StrEnum):
 
 
 def likely_isolation() -> Isolation:
-    """Choose a fresh user id if we are root and such ids exist here. In a container that maps few ids, they do not."""
+    """Use a fresh user id if we are root and such ids exist here. They do not in a container that maps few ids."""
     if os.geteuid() != 0:
         return Isolation.USER_NAMESPACE
     for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -63,12 +63,12 @@ def fresh_user() -> int:
 
 
 def find_usable_bubblewrap() -> str:
-    """The path of `bwrap`. Raises SandboxMissingError if this machine cannot have a sandbox."""
+    """Return the path of `bwrap`. Raises SandboxMissingError if this machine cannot run a sandbox."""
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         raise SandboxMissingError(
-            f"the Python sandbox needs Linux on {' or '.join(MACHINES)}, and this machine is {sys.platform} "
+            f"the Python sandbox needs Linux on {' or '.join(MACHINES)}, but this machine is {sys.platform} "
             f"{platform.machine()}",
-            fix=f"serve Python from such a machine, or {_UNSAFE}",
+            fix=f"run the Python server on such a machine, or {_UNSAFE}",
         )
     if not Path("/proc/sys/kernel/seccomp").exists():
         raise SandboxMissingError(
@@ -151,7 +151,7 @@ class Launch:
     def start(
         self, mark: str, *, stdin: int, stdout: int, stderr: int, result_pipe: int, info_file: int
     ) -> subprocess.Popen[bytes]:
-        """Start a worker with these ends of its pipes. They stay open in this process.
+        """Start a worker with these ends of its pipes. This process keeps them open too.
 
         Its environment has the marks of `mcprl.processes`, by which the guard finds it after our process ends. The code
         inside never sees them. A worker that waits for a program ends on its own when our process ends.
@@ -211,9 +211,9 @@ def choose_launch(limits: Limits, *, allow_unsafe: bool) -> Launch:
         if not allow_unsafe:
             raise
         _logger.warning(
-            "THE PYTHON SERVER RUNS WITHOUT A SANDBOX (%s). Code that a policy writes can read every file of this "
-            "user, tasks and keys included, change them, use the network, start processes that stay behind, and "
-            "signal others. Only processor time, memory, file sizes and output are bounded.",
+            "THE PYTHON SERVER RUNS WITHOUT A SANDBOX (%s). Code written by a policy can read and change all files "
+            "of this user, including tasks and keys, use the network, leave processes behind, and send signals to "
+            "other processes. Only processor time, memory, file sizes and output are limited.",
             error.what,
         )
         return Launch(limits=limits, bubblewrap=None)
@@ -244,8 +244,7 @@ def _probe(launch: Launch) -> None:
     if not is_ready:
         lines = said.decode(errors="replace").strip().splitlines()
         raise SandboxMissingError(
-            "the Python sandbox cannot be built on this machine: "
-            f"{lines[-1] if lines else 'a worker did not become ready'}",
+            f"this machine cannot create the Python sandbox: {lines[-1] if lines else 'a worker did not become ready'}",
             fix=f"{ALLOW_NAMESPACES}, or {_UNSAFE}",
         )
 

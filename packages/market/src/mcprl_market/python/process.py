@@ -41,7 +41,7 @@ class Inlet:
         self._loop.add_reader(fd, self._read)
 
     def read_what_is_there(self) -> None:
-        """Read what is in the pipe, at most up to the bound, because the writer may never stop."""
+        """Read the data that is in the pipe now, up to the bound, because the writer may never stop."""
         while self._fd is not None and not self.is_over and self._read():
             pass
 
@@ -128,7 +128,7 @@ class Ending:
 
 
 class WorkerProcess:
-    """A worker from start to end. It runs at most one program, and belongs to the event loop that started it."""
+    """One worker process. It runs at most one program, and belongs to the event loop that started it."""
 
     def __init__(self, launch: Launch, kind: Kind) -> None:
         self.kind = kind
@@ -209,9 +209,9 @@ class WorkerProcess:
                 self._init_pidfd = os.pidfd_open(first)
                 self._disk = os.open(f"/proc/{first}/root/tmp", os.O_PATH)
             except (OSError, ValueError, KeyError) as error:
-                raise self._lost(f"ended as soon as it was ready ({error})") from error
+                raise self._lost(f"ended immediately after it became ready ({error})") from error
             if self.has_ended:  # the outer process; inner processes may still run
-                raise self._lost("ended as soon as it was ready")
+                raise self._lost("ended immediately after it became ready")
 
     async def run(self, program: bytes) -> Ending:
         """Run the program, then end the worker in any case.
@@ -223,7 +223,7 @@ class WorkerProcess:
         oom_kills = _oom_kills()
         try:
             if self.has_ended:
-                raise self._lost("ended before it was given a program")
+                raise self._lost("ended before it received a program")
             self._program.send(framed(program), last=True)
             broken = await self._finish()
         finally:
@@ -339,14 +339,14 @@ class WorkerProcess:
 
 
 def _oom_kills() -> int:
-    """Return how many processes the out-of-memory killer has killed, in our cgroup if the kernel counts per cgroup."""
+    """Return how many processes the out-of-memory killer has killed. Counts only our cgroup if the kernel can."""
     counter = _oom_counter()
     return 0 if counter is None else int(_OOM_KILLS.findall(counter.read_text())[0])
 
 
 @functools.cache
 def _oom_counter() -> Path | None:
-    """Return the file with that count: of our cgroup (version 2 or 1), or of the machine. None on old kernels."""
+    """Return the file with this count: of our cgroup (version 2 or 1) or of the machine. None on old kernels."""
     root = Path("/sys/fs/cgroup")
     found = [Path("/proc/vmstat")]
     for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -165,6 +165,6 @@ def _loaded_libraries(standard_library: Path, packages: list[str]) -> list[Path]
     if survey.returncode != 0:
         raise SandboxMissingError(
             f"the interpreter cannot load its own modules: {survey.stderr.strip().splitlines()[-1:]}",
-            fix="repair the installation of Python, numpy and pandas",
+            fix="reinstall Python, numpy and pandas",
         )
     return [Path(line) for line in survey.stdout.splitlines() if line.startswith("/") and ".so" in line]

@@ -228,7 +228,7 @@ class Sandbox:
 
 
 def _limit_message(kind: FailureKind, limits: Limits) -> str:
-    """Name the limit that was exceeded, for the policy to read."""
+    """Return a message for the policy that names the exceeded limit."""
     mib = 1024 * 1024
     return {
         FailureKind.CPU: f"The code took more than {limits.cpu_s} s of processor time and was ended.",
@@ -284,7 +284,7 @@ def _line(step: Step, number: int) -> str:
 
 def _ended_early(status: int | None, limits: Limits, stdout: str) -> Failed:
     """Describe an end without a report: the code ended the interpreter, or a limit of the kernel did."""
-    assert status is not None, "without a report or a broken limit, the worker has ended"
+    assert status is not None, "the worker ended without a report and without exceeding a limit"
     number = -status if status < 0 else status - _SIGNALLED
     if number == signal.SIGXCPU:
         return Failed(kind=FailureKind.CPU, message=_limit_message(FailureKind.CPU, limits), stdout=stdout)

@@ -94,7 +94,7 @@ _SIGKILL: Final = 9
 
 @functools.cache
 def make_filter(machine: str) -> bytes:
-    """The filter for one of `MACHINES`, as the array of `struct sock_filter` that the kernel takes."""
+    """Return the filter for one of `MACHINES`, as the array of `struct sock_filter` that the kernel takes."""
     program = filter_head(machine)
     for table, verdict in (
         (_ALLOWED, ALLOW),
@@ -112,7 +112,7 @@ def make_filter(machine: str) -> bytes:
 
 
 def _conditional(name: str) -> list[Instruction]:
-    """The instructions that check the arguments of a call. Every path ends in a verdict."""
+    """Return the instructions that check the arguments of a call. Every path ends in a verdict."""
     allow, deny = Instruction(Operation.RETURN, ALLOW), Instruction(Operation.RETURN, DENY)
     if name == "clone":  # a thread of this process, in this process's namespaces
         return [

@@ -115,7 +115,7 @@ class StoredResult(TypedDict):
 
 
 class PythonTools:
-    """The tools. They share the states of the episodes; each call brings its sandbox."""
+    """The tools of the server. They share the episodes' states and run code in the sandbox."""
 
     def __init__(self) -> None:
         self._states = EpisodeStates(EpisodeContext)
@@ -192,7 +192,7 @@ class PythonTools:
 
 
 def make_server(*, world: int | None, allow_unsafe: bool = False) -> MCPServer:
-    """Create the Python server without starting it. `world` only sets the seed in its version.
+    """Create the Python server without starting it. `world` appears only in the server's version.
 
     Raises SandboxMissingError if this machine cannot confine the code. With `allow_unsafe`, it then runs without a
     sandbox, for code that you trust.

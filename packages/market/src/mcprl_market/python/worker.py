@@ -61,7 +61,7 @@ def _read_exactly(size: int) -> bytes:
     while size:
         part = os.read(0, min(size, 1 << 20))
         if not part:
-            os._exit(0)  # the server is gone
+            os._exit(0)  # the server has ended
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
@@ -212,7 +212,7 @@ def _json(value: Any, within: frozenset[int] | None) -> str:
 
 
 def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Like `isinstance`, but the type checker does not narrow to a container of unknown types."""
+    """Call `isinstance`, but hide it from the type checker, which would narrow to a container of unknown types."""
     return isinstance(value, kinds)
 
 

@@ -55,7 +55,8 @@ _LAST_NAMES = _words(
 
 
 def invent_ticker(stem: str, length: int) -> str:
-    """Return the first consonants of a name. Without vowels it is not an English word, so prose never contains it.
+    """Return the first consonants of a name. Without vowels it is never an English word, so ordinary text does not
+    contain it.
 
     >>> invent_ticker("Valdixen", 4)
     'VLDX'

@@ -43,7 +43,7 @@ class Draws:
         return self._fraction() < probability
 
     def bell(self) -> float:
-        """Return an approximately normal number (mean 0, variance 1): a sum of four uniform ones, at most 3.47."""
+        """Return an approximately normal number (mean 0, variance 1): a sum of four uniform numbers, at most 3.47."""
         draw = self._fraction
         return (draw() + draw() + draw() + draw() - 2.0) * 1.7320508075688772
 

@@ -15,7 +15,7 @@ from mcprl_market.world.prices import NOW, TODAY, day_in_words
 from mcprl_market.world.texts import PageIndex, dollars, largest_first, make_articles, make_pages, millions, up_or_down
 
 _MAX_COMPANIES = 3
-# Questions about prices at a time other than now get no answer.
+# Questions about prices at another time than now get no answer.
 _OTHER_TIME = re.compile(
     r"\d{4}-\d\d-\d\d|\bon \w+ \d|yesterday|\blast\b|\bclos(e|ed|ing)\b|\bopen|\bhigh|\blow|average|target|\bwas\b"
 )
@@ -45,7 +45,7 @@ def _ratio(ledger: Ledger, business: Business, _: str) -> str:
 
 
 def _revenue(ledger: Ledger, business: Business, question: str) -> str:
-    """Answer for the period that the question names, by default the newest; "" if there is no such period."""
+    """Answer a question about revenue in a given period, by default the newest; "" if there is no such period."""
     period = Period.QUARTERLY if re.search(r"\bq[1-4]\b|\bquarter", question) else Period.ANNUAL
     named = re.findall(r"\bq[1-4]\b|20\d\d", question)
     for statement in ledger.reports(business.company.symbol, period):
@@ -128,7 +128,7 @@ _building = threading.Lock()
 
 
 class Market(Ledger):
-    """The world of a seed: its numbers, and the texts about them.
+    """The world generated from a seed: its numbers, and the texts about them.
 
     Market(7) has companies, prices up to `now` (a fixed Friday afternoon in New York), statements, news and web pages.
     It is the same on every machine. All answers that state the same fact agree.
@@ -146,7 +146,7 @@ class Market(Ledger):
 
     @property
     def name(self) -> str:
-        """The name of the world in tasks, such as "market-7"."""
+        """The world's name in tasks, such as "market-7"."""
         return f"market-{self.seed}"
 
     @property

@@ -55,7 +55,7 @@ def trading_days(start: date, end: date) -> tuple[date, ...]:
 
 
 def minutes_traded(day: date) -> int:
-    """Return how many minutes of a trading day have passed: all, except for today."""
+    """Return how many minutes of a trading day are over: all of them, unless the day is today."""
     if day != TODAY:
         return _MINUTES_A_DAY
     return (NOW.hour - OPENING.hour) * 60 + NOW.minute - OPENING.minute

@@ -1,6 +1,6 @@
 """The MCP server `bfcl`: the simulators of one BFCL task for one episode.
 
-It lists all documented functions, because a server lists its tools before it knows its task. Two more tools are only
+The server lists all documented functions, because tools are listed before the task is known. Two more tools are only
 for the runtime and never offered to the policy: `bfcl_begin` sets the task and its world, and `bfcl_state` shows that
 world. Calls before `bfcl_begin`, and calls of simulators that the task does not use, are rejected.
 """
@@ -46,7 +46,7 @@ class _SimulatorTool(Tool):
 
 
 class _Server:
-    """The tools. Each one works on the world of the call's episode."""
+    """The tools. Each tool works on the state of the calling episode."""
 
     def __init__(self) -> None:
         self._worlds = EpisodeStates(_World)

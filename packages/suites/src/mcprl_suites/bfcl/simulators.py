@@ -1,4 +1,4 @@
-"""The world of one task: its simulators. Their methods are called by name with keyword arguments.
+"""The simulators of one task, which are its world. Their methods are called by name with keyword arguments.
 
 The official executor builds a line of Python from the model's text and evaluates it. Here a call is looked up in a
 fixed table of documented methods, so nothing else can be called. Results have the official wording, because the checker
@@ -116,7 +116,7 @@ class Simulators:
         return tool in self._methods
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> Outcome:
-        """Call a documented method. It never raises, whatever the arguments."""
+        """Call a documented method. It never raises, even for malformed arguments."""
         method = self._methods.get(tool)
         if method is None:
             return Outcome(f"Error during execution: name '{tool}' is not defined", is_error=True)

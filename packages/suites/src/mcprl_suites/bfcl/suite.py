@@ -1,7 +1,7 @@
 """The suite `bfcl-multi-turn`: its tasks, the configuration they need, its judge, and scripted episodes.
 
-Functions are listed in the prompt like any tools. A function that a task holds back is rejected until a user message
-announces it with its document: a prompt is never changed after the model has seen it.
+Functions are listed in the prompt like any tools. If a task holds a function back, calls of it are rejected until a
+user message announces it with its document, because a prompt cannot change after the model has seen it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_call(text: str) -> ToolCall:
     except SyntaxError as error:
         raise ValueError(f"{text!r} is not Python") from error
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-        raise ValueError(f"{text!r} is not a call of a function")
+        raise ValueError(f"{text!r} is not a function call")
     names = parameter_names(call.func.id) if call.args else ()
     arguments: dict[str, Any] = dict(zip(names, map(ast.literal_eval, call.args), strict=False))
     for keyword in call.keywords:
@@ -72,7 +72,7 @@ def read_call(text: str) -> ToolCall:
 
 
 def calls_before_offer(entry: Entry, gold: Sequence[Sequence[ToolCall]]) -> frozenset[str]:
-    """Return the functions that the official answer calls too early: one, in multi_turn_miss_func_49."""
+    """Return the functions that the official answer calls too early (only multi_turn_miss_func_49 has one)."""
     return frozenset(
         call.name
         for announced, names in entry.held_back.items()
@@ -191,8 +191,8 @@ class BfclMultiTurn:
         """
         if config.sampling.constrain != "off":
             raise BadValueError(
-                f"sampling.constrain is {config.sampling.constrain}, but {self.name} offers functions in the middle "
-                "of an episode",
+                f"sampling.constrain is {config.sampling.constrain}, but {self.name} adds functions in the middle of "
+                "an episode",
                 fix="set sampling.constrain to off",
             )
         deadline_s = max(config.episodes.deadline_s, _DEADLINE_S)
@@ -217,7 +217,7 @@ def make_suite() -> BfclMultiTurn:
 
 
 def _task(entry: Entry) -> Task:
-    """Convert a task of the wheel to a Task. Its goal is the world after the official answer."""
+    """Convert a task of the wheel to a Task. Its goal is the state of the simulators after the official answer."""
     gold = gold_calls(entry)
     solved = Simulators(entry)
     for call in (call for calls in gold for call in calls):
@@ -284,7 +284,7 @@ async def play_calls(task: Task, leases: Leases, calls: Sequence[Sequence[ToolCa
                 await environment.step(_action("", tuple(made)))
             stop = (await environment.step(_action("Done.", ()))).stop
     if stop is not StopReason.ANSWERED:
-        raise ValueError(f"{task.id} does not end with these calls, but with {stop}")
+        raise ValueError(f"{task.id} ended with {stop} instead of these calls")
     return environment
 
 

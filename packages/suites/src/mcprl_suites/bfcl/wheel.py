@@ -76,7 +76,8 @@ def entry_of(task_id: str) -> Entry:
     found = entries(category).get(task_id) if category in CATEGORIES else None
     if found is None:
         raise BadValueError(
-            f"BFCL has no multi-turn task {task_id!r}", fix=f"ids run from {_PREFIX}base_0 to {_PREFIX}long_context_199"
+            f"BFCL has no multi-turn task {task_id!r}",
+            fix=(f"use an id from {_PREFIX}base_0 to {_PREFIX}long_context_199"),
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Every family of tasks, by module: what one call tells, what follows from it, and reports."""
+"""All families of tasks, by module: questions that need one call, questions that need some computation, and reports."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ __all__ = ["FAMILIES"]
 FAMILIES: tuple[Family, ...] = tuple(
     value for module in (lookups, computations, reports) for value in vars(module).values() if isinstance(value, Family)
 )
-"""In the order of their definitions, on which the tasks of a seed depend."""
+"""Sorted by definition, because the tasks of a seed depend on the order."""

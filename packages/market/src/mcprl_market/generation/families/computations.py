@@ -1,4 +1,4 @@
-"""What follows from one call or two: prices over a week, the day's movers, comparisons of companies."""
+"""Tasks computed from one or two calls: prices over a week, the day's movers, comparisons of companies."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def larger_value(material: Material) -> Draft | None:
         entities=tuple(sorted((first.symbol, second.symbol))),
         slots=named(first, second),
         steps=(call("fmp_get_quote", symbol=first.symbol), call("fmp_get_quote", symbol=second.symbol)),
-        # One number only: who gives both values has not said which is the larger one.
+        # Only one number may be given: an answer with both values does not say which one is larger.
         answer=asked(value, 0, at_most=1),
         says=f"{winner.name} is worth more: ${value}.",
         in_any_order=True,

@@ -1,4 +1,4 @@
-"""What one call tells: prices, companies, news, the web, the chat. Easy, or medium if it leads on to a price."""
+"""Tasks that one call answers: prices, companies, news, the web, the chat. Easy, or medium if a price is needed too."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def chief(material: Material) -> Draft:
 )
 def staff(material: Material) -> Draft:
     company = material.company()
-    assert company.employees is not None  # known of every company of the world
+    assert company.employees is not None  # every company of the world has one
     return Draft(
         entities=(company.symbol,),
         slots=named(company),
@@ -310,7 +310,7 @@ def home_city(material: Material) -> Draft:
 )
 def founding_year(material: Material) -> Draft:
     company = material.company()
-    assert company.founded is not None  # known of every company of the world
+    assert company.founded is not None  # every company of the world has one
     return Draft(
         entities=(company.symbol,),
         slots=named(company),

@@ -1,4 +1,4 @@
-"""Posts and reports: several calls, often a computation in Python, and a message in the right channel."""
+"""Tasks with a post or a report: several calls, often a computation in Python, and a message to the right channel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mcprl_market.generation.drafts import (
     stored,
 )
 
-# If two results are closer than this, the question which is larger has no clear answer.
+# If two results are closer than this, asking which is larger has no clear answer.
 _CLEAR = 0.02
 
 

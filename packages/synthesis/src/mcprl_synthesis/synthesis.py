@@ -1,0 +1,227 @@
+"""The synthesis from servers to verified tasks, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from mcprl.errors import NoReachableToolError
+from mcprl.seeds import derive_seed
+from mcprl.tasks import write_tasks
+from mcprl_synthesis.compose import Composer, Effect, Plan
+from mcprl_synthesis.explore import HINTS, SCHEMA, Exploration, explore, unreached
+from mcprl_synthesis.reading import ref_words
+from mcprl_synthesis.verify import Draft, Verifier, field_names
+from mcprl_synthesis.world import World
+from mcprl_synthesis.writes import draw_write, find_effects
+
+__all__ = ["Synthesis", "call_limit", "synthesize"]
+
+_SHARES: Final = {"single": 0.2, "chain": 0.4, "linked join": 0.12, "join": 0.1, "compare": 0.1, "write": 0.08}
+_ROUNDS = 30
+_DRAWS_PER_TASK = 20
+_SAMPLES = 10
+
+
+def entities_for(count: int) -> int:
+    """Return how many values of each argument are explored for so many tasks."""
+    return min(48, max(10, count // 8))
+
+
+def call_limit(count: int) -> int:
+    """Return how often each tool may be called to explore and to compose."""
+    return 60 + 12 * entities_for(count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synthesis:
+    """The outcome: verified tasks, and what was found on the way."""
+
+    world: World
+    found: Exploration
+    verifier: Verifier
+    drafts: tuple[Draft, ...]
+    effects: tuple[Effect, ...]
+
+    def write(self, out: Path) -> dict[str, Any]:
+        """Write the task files and the report; return its figures."""
+        for held, name in ((False, "train.jsonl"), (True, "validation.jsonl")):
+            if tasks := [draft.task for draft in self.drafts if draft.held == held]:
+                write_tasks(tasks, out / name)
+        figures = self.figures()
+        (out / "report.json").write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (out / "report.md").write_text("\n".join(self.report(figures)) + "\n", encoding="utf-8")
+        return figures
+
+    def figures(self) -> dict[str, Any]:
+        drafts, number = self.drafts, max(1, len(self.drafts))
+        linked = sum(draft.plan.is_linked for draft in drafts)
+        apart = sum(len(draft.task.metadata["servers"]) > 1 for draft in drafts)
+        return {
+            "tasks": len(drafts),
+            "train": sum(not draft.held for draft in drafts),
+            "validation": sum(draft.held for draft in drafts),
+            "linked_share": round(linked / number, 3),
+            "several_servers_share": round(apart / number, 3),
+            "writes_share": round(sum(draft.plan.op == "write" for draft in drafts) / number, 3),
+            "by_calls": dict(sorted(Counter(str(len(draft.outcome.calls)) for draft in drafts).items())),
+            "by_shape": dict(sorted(Counter(draft.plan.shape for draft in drafts).items())),
+            "families": len({draft.plan.family for draft in drafts}),
+            "rejected": dict(self.verifier.rejected.most_common()),
+            "volatile": sorted(self.verifier.volatile),
+            "links": sum(map(len, self.found.links.values())),
+            "tools_reached": sum(bool(known) for known in self.found.known.values()),
+            "unreached": unreached(self.world, self.found),
+        }
+
+    def report(self, figures: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the lines of report.md."""
+        yield f"# {figures['tasks']} synthesized tasks\n"
+        yield f"{figures['train']} to train on, {figures['validation']} to validate on; {figures['families']} families."
+        yield f"{figures['linked_share']:.0%} pass a value from one call to another,"
+        yield f"{figures['several_servers_share']:.0%} use several servers, {figures['writes_share']:.0%} write.\n"
+        yield from _table("tasks by shape", figures["by_shape"])
+        yield from _table("tasks by number of calls", figures["by_calls"])
+        yield from _table("candidates rejected because", figures["rejected"])
+        yield from self._tools()
+        yield "## Links\n\nA value of the field answers the argument; junk of its shape does not.\n"
+        yield "```mermaid\ngraph LR"
+        yield from self._links()
+        yield "```\n"
+        if figures["volatile"]:
+            yield "Fields that change by themselves, and are not asked for: " + ", ".join(figures["volatile"]) + ".\n"
+        if figures["unreached"]:
+            yield "## Tools that need hints\n\nWrite values into a file for `--hints`:\n\n```yaml\nvalues:"
+            for tool, names in figures["unreached"].items():
+                yield from (f"  {tool}.{name}: []" for name in names)
+            yield "```\n"
+        yield "## Samples\n"
+        for draft in self.drafts[:: max(1, len(self.drafts) // _SAMPLES)][:_SAMPLES]:
+            yield f"**{draft.task.id}** {draft.task.prompt[0]['content']}\n"
+            for call in draft.outcome.calls:
+                yield f"- `{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})`"
+            yield f"- answer: `{draft.outcome.answer}`\n"
+
+    def _tools(self) -> Iterator[str]:
+        used = Counter(call.name for draft in self.drafts for call in draft.outcome.calls)
+        yield "## Tools\n\n| tool | server | | known calls | calls in solutions |\n|---|---|---|---|---|"
+        for tool in self.world.catalog:
+            state = "writes" if self.world.may_call(tool) else "not called: it may write"
+            state = self.world.cost.stopped.get(tool.name, "read-only" if tool.read_only else state)
+            known = len(self.found.known.get(tool.name, ()))
+            yield f"| `{tool.name}` | {tool.server} | {state} | {known} | {used[tool.name]} |"
+        yield ""
+
+    def _links(self) -> Iterator[str]:
+        edges: Counter[tuple[str, str, str]] = Counter()
+        for (tool, name), sources in self.found.links.items():
+            for source in sources:
+                if source not in (HINTS, SCHEMA) and source[1][0] != "word":
+                    edges[source[0], f"{ref_words(source[1])} as {name}", tool] += 1
+        yield from (f'  {one} -->|"{label}"| {two}' for one, label, two in edges)
+
+
+def _table(title: str, figures: Mapping[str, int]) -> Iterator[str]:
+    yield f"| {title} | |\n|---|---|"
+    yield from (f"| {name.replace('|', '/')} | {number} |" for name, number in figures.items())
+    yield ""
+
+
+async def synthesize(
+    world: World,
+    *,
+    count: int,
+    seed: int,
+    hints: Mapping[str, Sequence[Any]],
+    progress: Callable[[str], None] = lambda _: None,
+) -> Synthesis:
+    """Explore, compose and verify until there are `count` tasks or nothing new is found."""
+    world.limit_per_tool = call_limit(count)
+    progress("exploring")
+    found = await explore(world, hints, seed=seed, entities=entities_for(count))
+    if not any(found.known.values()):
+        lacking = "; ".join(f"{tool} needs {', '.join(names)}" for tool, names in unreached(world, found).items())
+        raise NoReachableToolError(
+            f"no tool can be called with known values: {lacking or 'no tool is declared read-only'}",
+            fix="write values into a YAML file, `values: {ARGUMENT: [VALUE, …]}`, and give it with --hints",
+        )
+    effects = await find_effects(world, found, seed)
+    composer = Composer(found, world.catalog, seed)
+    verifier = Verifier(world, composer, seed)
+    await _Filler(verifier, effects, count, seed).fill(progress)
+    drafts = [draft for draft in verifier.drafts if not set(field_names(draft.plan)) & verifier.volatile]
+    if not drafts:
+        raise NoReachableToolError(
+            f"of {verifier.rejected.total()} candidate tasks, none could be verified ("
+            + ", ".join(f"{reason}: {number}" for reason, number in verifier.rejected.most_common(3))
+            + ")",
+            fix="give values of more arguments with --hints; a tool needs several values that it knows",
+        )
+    return Synthesis(world=world, found=found, verifier=verifier, drafts=_share(drafts, count), effects=tuple(effects))
+
+
+def _share(drafts: Sequence[Draft], count: int) -> tuple[Draft, ...]:
+    """Return `count` tasks, in their order, so that each shape keeps its share."""
+    seen: Counter[str] = Counter()
+    ranks: list[tuple[float, int]] = []
+    for place, draft in enumerate(drafts):
+        shape = next(shape for shape in _SHARES if draft.plan.shape.startswith(shape))
+        ranks.append((seen[shape] / _SHARES[shape], place))
+        seen[shape] += 1
+    return tuple(drafts[place] for place in sorted(place for _, place in sorted(ranks)[:count]))
+
+
+@dataclass(slots=True)
+class _Filler:
+    """Draws and verifies plans, by shape, until there are enough. A shape that yields nothing leaves its share."""
+
+    verifier: Verifier
+    effects: Sequence[Effect]
+    count: int
+    seed: int
+    drawn: set[str] = field(default_factory=set[str])
+    families: Counter[str] = field(default_factory=Counter[str])
+
+    async def fill(self, progress: Callable[[str], None]) -> None:
+        verifier = self.verifier
+        shares = {shape: share for shape, share in _SHARES.items() if shape != "write" or self.effects}
+        for number in range(_ROUNDS):
+            batch: list[Plan] = []
+            missing = self.count - len(verifier.drafts)
+            if missing <= 0 or not shares:
+                return
+            for shape, share in list(shares.items()):
+                made = sum(draft.plan.shape.split(" ")[:1] == shape.split(" ")[:1] for draft in verifier.drafts)
+                quota = max(1, round(self.count * share / sum(_SHARES.values())) - made)
+                plans = self._draw(shape, min(quota if number < _ROUNDS // 2 else missing, missing), number)
+                if not plans:
+                    del shares[shape]
+                batch += plans
+            kept = await verifier.admit(batch)
+            self.families.update(draft.plan.family for draft in kept)
+            progress(f"{len(verifier.drafts)} of {self.count} tasks, {verifier.rejected.total()} candidates rejected")
+
+    def _draw(self, shape: str, wanted: int, number: int) -> list[Plan]:
+        """Draw plans of a shape that were not drawn before, of families that have not had their share."""
+        stream = random.Random(derive_seed(self.seed, "draw", shape, number))
+        plans: list[Plan] = []
+        here: Counter[str] = Counter()
+        composer = self.verifier.composer
+        for _ in range(_DRAWS_PER_TASK * (wanted + 1)):
+            if len(plans) >= wanted:
+                break
+            writes = shape == "write"
+            plan = draw_write(composer, self.effects, stream) if writes else composer.draw(shape, stream)
+            if plan is None or repr(plan) in self.drawn:
+                continue
+            if self.families[plan.family] + here[plan.family] >= max(4, self.count // 8):
+                continue
+            self.drawn.add(repr(plan))
+            here[plan.family] += 1
+            plans.append(plan)
+        return plans

@@ -1,0 +1,261 @@
+"""Calls of a synthesis: recorded in a cassette, so that a second run makes none, and guarded against writes.
+
+A `Look` is the world on fresh servers: look 0 explores, looks 1 and 2 verify. It lends tools to episodes like a
+toolbox. The answer to a call may depend on the writes to the same server earlier in the episode, so they are part of
+its key. Servers start at the first call that is not recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+from mcprl.errors import BudgetExceededError, Fault, NoConsentError, ToolServerError
+from mcprl.files import canonical_json
+from mcprl.records import Observation, ToolCall
+from mcprl.tools import Cassette, Catalog, ServerSpec, Tool, Toolbox, ToolLease
+
+__all__ = ["Access", "Look", "Seen", "World"]
+
+_JOURNAL: Final = "mcprl-synthesis"
+_SECONDS_PER_TOOL: Final = 240.0
+_FAILURES_PER_TOOL: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The answer to a call. `worked` is False for errors, results that were cut, and calls that were not made."""
+
+    worked: bool
+    text: str
+
+
+@dataclass(slots=True)
+class Cost:
+    """What the calls of a run took. `stopped` says for each tool that is not called any more why."""
+
+    calls: Counter[str] = field(default_factory=Counter[str])
+    replayed: int = 0
+    in_flight: int = 0
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    failures: Counter[str] = field(default_factory=Counter[str])
+    stopped: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class World:
+    """The servers of a synthesis and the record of what they answered. The servers of look 2 start at least `apart_s`
+    after those of look 1."""
+
+    catalog: Catalog
+    recorded_on: date
+
+    def __init__(
+        self,
+        specs: Sequence[ServerSpec],
+        cassette: Cassette,
+        *,
+        allow_writes: Collection[str] = (),
+        log_dir: Path,
+        apart_s: float = 60.0,
+    ) -> None:
+        self.specs = tuple(specs)
+        self.cassette = cassette
+        self.allow_writes = frozenset(allow_writes)
+        self.log_dir = log_dir
+        self.apart_s = apart_s
+        self.cost = Cost()
+        self.limit_per_tool: int | None = None
+        self.stack = AsyncExitStack()
+        self._looks: dict[int, Look] = {}
+
+    async def __aenter__(self) -> World:
+        if {spec.name for spec in self.specs} <= self.cassette.tools().keys():
+            listing = Toolbox((), log_dir=self.log_dir, cassette=self.cassette, cassette_mode="replay")
+        else:
+            listing = Toolbox(self.specs, log_dir=self.log_dir)
+        async with listing as toolbox:
+            self.catalog = toolbox.catalog
+            for name, (version, tools) in toolbox.definitions.items():
+                self.cassette.record_tools(name, version, tools)
+        self.specs = tuple(map(self._isolated, self.specs))
+        begun = (_JOURNAL, "start", "date", dict[str, Any]())
+        if self.cassette.find(*begun) is None:
+            self.cassette.record(*begun, date.today().isoformat())
+        found = self.cassette.find(*begun)
+        self.recorded_on = date.fromisoformat(found.text) if found is not None else date.today()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stack.aclose()
+
+    def _isolated(self, spec: ServerSpec) -> ServerSpec:
+        """Give each episode a server of its own, if writes are allowed and the server keeps no state per episode."""
+        writing = [tool for tool in self.catalog if tool.server == spec.name and not tool.read_only]
+        if spec.name not in self.allow_writes or all(tool.episodic for tool in writing):
+            return spec
+        return replace(spec, settings=spec.settings.model_copy(update={"isolation": "per_episode"}))
+
+    def may_call(self, tool: Tool) -> bool:
+        """Return True if a tool may be called: it is read-only, or writes to its server are allowed."""
+        return tool.read_only or tool.server in self.allow_writes
+
+    def look(self, number: int) -> Look:
+        return self._looks.setdefault(number, Look(self, number))
+
+
+class Look:
+    """The world on servers of its own."""
+
+    toolbox: Toolbox
+    reading: ToolLease
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.started_at: float | None = None
+        self._starting = asyncio.Lock()
+        self._flights: dict[str, asyncio.Task[Seen]] = {}
+
+    async def start(self) -> None:
+        """Start fresh servers, if that was not done."""
+        async with self._starting:
+            if self.started_at is not None:
+                return
+            before = self.world.look(self.number - 1).started_at if self.number > 1 else None
+            if before is not None:
+                await asyncio.sleep(max(0.0, before + self.world.apart_s - time.monotonic()))
+            toolbox = Toolbox(self.world.specs, log_dir=self.world.log_dir)
+            self.toolbox = await self.world.stack.enter_async_context(toolbox)
+            self.reading = await self.world.stack.enter_async_context(self.toolbox.lease(None))
+            self.started_at = time.monotonic()
+
+    @asynccontextmanager
+    async def lease(
+        self, tool_names: Sequence[str] | None, *, probes: Sequence[str] = (), lives_s: float = 3600.0
+    ) -> AsyncGenerator[Access]:
+        """Lend tools to an episode."""
+        async with AsyncExitStack() as stack:
+            yield Access(self, self.world.catalog.select(tool_names), stack, lives_s)
+
+    async def read(self, tool: str, arguments: Mapping[str, Any], *, again: int = 0) -> Seen:
+        """Call a read-only tool. A call is made once, and once more for each number in `again`."""
+        async with self.lease(None) as access:
+            return await access.see(tool, arguments, again=again)
+
+    async def answer(self, tool: Tool, key: Mapping[str, Any], make: _Make) -> Seen:
+        """Return the recorded answer, or make the call and record it. Equal calls are made once."""
+        name = canonical_json([tool.name, key])
+        if name not in self._flights:
+            self._flights[name] = asyncio.create_task(self._answer(tool, key, make))
+        return await asyncio.shield(self._flights[name])
+
+    async def _answer(self, tool: Tool, key: Mapping[str, Any], make: _Make) -> Seen:
+        place, cassette = (_JOURNAL, f"look {self.number}", tool.name), self.world.cassette
+        found = cassette.find(*place, key)
+        if found is not None:
+            self.world.cost.replayed += 1
+            worked, text = json.loads(found.text)
+            return Seen(worked=worked, text=text)
+        seen = await self._made(tool, make)
+        cassette.record(*place, key, json.dumps([seen.worked, seen.text], ensure_ascii=False))
+        if seen.worked and tool.read_only and self.number == 0 and set(key) == {"arguments"}:
+            # Also as training finds it.
+            version = self.toolbox.definitions[tool.server][0]
+            cassette.record(tool.server, version, tool.name, key["arguments"], seen.text)
+        return seen
+
+    async def _made(self, tool: Tool, make: _Make) -> Seen:
+        cost, limit = self.world.cost, self.world.limit_per_tool
+        if self.number == 0 and limit is not None and cost.calls[tool.name] >= limit:
+            cost.stopped.setdefault(tool.name, f"it was called {limit} times")
+        if tool.name in cost.stopped and self.number == 0:
+            return Seen(worked=False, text=cost.stopped[tool.name])
+        await self.start()
+        cost.calls[tool.name] += 1
+        cost.in_flight += 1
+        started = time.monotonic()
+        try:
+            seen = await make()
+        except ToolServerError as error:
+            cost.failures[tool.name] += 1
+            if cost.failures[tool.name] >= _FAILURES_PER_TOOL:
+                cost.stopped[tool.name] = f"it failed {_FAILURES_PER_TOOL} times ({error.code})"
+            return Seen(worked=False, text=error.code)
+        except BudgetExceededError as error:
+            cost.stopped[tool.name] = "the budget of its server is spent"
+            return Seen(worked=False, text=error.code)
+        finally:
+            elapsed_s = (time.monotonic() - started) / cost.in_flight
+            cost.in_flight -= 1
+        cost.seconds[tool.name] = cost.seconds.get(tool.name, 0.0) + elapsed_s
+        if cost.seconds[tool.name] > _SECONDS_PER_TOOL:
+            cost.stopped[tool.name] = f"its calls took more than {_SECONDS_PER_TOOL:g} s"
+        return Seen(worked=seen.worked and not seen.truncated, text=seen.text)
+
+
+_Make = Callable[[], Coroutine[Any, Any, Observation]]
+
+
+class Access:
+    """The tools of one episode in a look."""
+
+    def __init__(self, look: Look, tools: tuple[Tool, ...], stack: AsyncExitStack, lives_s: float) -> None:
+        self.tools = tools
+        self._look = look
+        self._stack = stack
+        self._lives_s = lives_s
+        self._written: dict[str, list[ToolCall]] = {}
+        self._leases: dict[str, ToolLease] = {}
+        self._made: Counter[str] = Counter()
+
+    async def see(self, name: str, arguments: Mapping[str, Any], *, again: int = 0) -> Seen:
+        """Make one call, or return its recorded answer."""
+        look, tool = self._look, self._look.world.catalog[name]
+        if not look.world.may_call(tool):
+            raise NoConsentError(
+                f"{name} of server {tool.server!r} is not read-only, and writes were not allowed",
+                fix=f"give --allow-writes {tool.server}, if each episode has a server of its own that is reset",
+            )
+        if (problem := look.world.catalog.check(name).problem(arguments)) is not None:
+            return Seen(worked=False, text=problem)
+        call = ToolCall(name=name, arguments=dict(arguments))
+        written = self._written.setdefault(tool.server, [])
+        key: dict[str, Any] = {"arguments": call.arguments} | ({"again": again} if again else {})
+        if written:
+            key["after"] = [[each.name, dict(each.arguments)] for each in written]
+        place = len(written)
+        if not tool.read_only:
+            written.append(call)
+        return await look.answer(tool, key, lambda: self._live(tool, call, place))
+
+    async def _live(self, tool: Tool, call: ToolCall, place: int) -> Observation:
+        """Make a call on a server that has seen the same writes. Those that were replayed are made first."""
+        look, server = self._look, tool.server
+        if tool.read_only and place == 0:
+            return await look.reading.call(call)
+        if server not in self._leases:
+            names = [each.name for each in look.world.catalog if each.server == server]
+            lease = look.toolbox.lease(names, lives_s=self._lives_s)
+            self._leases[server] = await self._stack.enter_async_context(lease)
+        for earlier in self._written[server][self._made[server] : place]:
+            await self._leases[server].call(earlier)
+        self._made[server] = place if tool.read_only else place + 1
+        return await self._leases[server].call(call)
+
+    async def call(self, call: ToolCall, **_: Any) -> Observation:
+        """Make a call of the policy. Errors are not injected, and no tool is withheld."""
+        return await self.probe(call)
+
+    async def probe(self, call: ToolCall) -> Observation:
+        """Make a call of the environment."""
+        seen = await self.see(call.name, call.arguments)
+        shown = Observation(tool=call.name, server=self._look.world.catalog[call.name].server, text=seen.text)
+        return shown if seen.worked else replace(shown, fault=Fault.POLICY)

@@ -1,0 +1,135 @@
+"""Writes: which tools change what a read shows, and plans that use them.
+
+An effect is proven in an episode of its own: a read before the write does not show a value, the same read after it
+does (or the other way round for a removal). Reads in other episodes show that the server was reset.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import islice, product
+from typing import Any, Final
+
+from mcprl.episodes.rewards import meets
+from mcprl.goals import Contains
+from mcprl.seeds import derive_seed
+from mcprl.tools import Tool
+from mcprl_synthesis.compose import Composer, Effect, Plan, Step
+from mcprl_synthesis.explore import Exploration, affinity, required
+from mcprl_synthesis.world import Look, World
+
+__all__ = ["codeword", "draw_write", "find_effects"]
+
+_COMBINATIONS: Final = 24
+_READS: Final = 12
+_EFFECTS_PER_TOOL: Final = 2
+_VALUES: Final = 12
+
+
+def codeword(stream: random.Random) -> str:
+    """Return a word that no server knows: "kemufo482"."""
+    syllables = (stream.choice("bdfgklmnprstvz") + stream.choice("aeiou") for _ in range(3))
+    return "".join(syllables) + str(stream.randrange(100, 1000))
+
+
+async def find_effects(world: World, found: Exploration, seed: int) -> list[Effect]:
+    """Try the tools that write, on servers where that is allowed."""
+    effects: list[Effect] = []
+    for tool in world.catalog:
+        if tool.read_only or not world.may_call(tool):
+            continue
+        stream = random.Random(derive_seed(seed, "writes", tool.name))
+        names = required(tool)
+        choices = [_choices(found, world, tool, name, codeword(stream)) for name in names]
+        proven: list[Effect] = []
+        for values in islice(product(*choices), _COMBINATIONS):
+            arguments = dict(zip(names, values, strict=True))
+            marks = [name for name, value in arguments.items() if value == choices[names.index(name)][-1]]
+            proven += await _effects_of(world.look(0), world, found, tool, arguments, marks)
+            if len(proven) >= _EFFECTS_PER_TOOL:
+                break
+        effects += proven[:_EFFECTS_PER_TOOL]
+    return effects
+
+
+def _choices(found: Exploration, world: World, tool: Tool, name: str, mark: str) -> list[Any]:
+    """Return values to try for an argument of a write: known ones of its server with a like name, then a new word."""
+    sources = [s for s in found.pool if s[0] and world.catalog[s[0]].server == tool.server and affinity(name, s) > 0]
+    sources.sort(key=lambda source: -affinity(name, source))
+    return [*(next(iter(found.pool[source])) for source in sources[:2]), mark]
+
+
+async def _effects_of(
+    look: Look, world: World, found: Exploration, tool: Tool, arguments: Mapping[str, Any], marks: Sequence[str]
+) -> list[Effect]:
+    reads = _reads(world, found, tool, arguments)
+    before = [await look.read(name, given) for name, given in reads]
+    async with look.lease(None) as access:
+        if not (await access.see(tool.name, arguments)).worked:
+            return []
+        after = [await access.see(name, given) for name, given in reads]
+    effects: list[Effect] = []
+    for (name, given), old, new in zip(reads, before, after, strict=True):
+        bound = {each: next((w for w, v in arguments.items() if v == value), "") for each, value in given.items()}
+        for argument, value in arguments.items():
+            shown = Contains(text=str(value))
+            was, now = old.worked and meets(shown, old.text), new.worked and meets(shown, new.text)
+            # A key of the read cannot be what the read proves.
+            if was == now or argument in bound.values() or (now and argument not in marks):
+                continue
+            effects.append(
+                Effect(
+                    tool=tool.name,
+                    arguments=tuple(arguments.items()),
+                    payload=argument,
+                    marks=tuple(marks),
+                    probe=name,
+                    probed=tuple((each, value, bound[each]) for each, value in given.items()),
+                    removes=was,
+                )
+            )
+            return effects
+    return effects
+
+
+def _reads(
+    world: World, found: Exploration, tool: Tool, arguments: Mapping[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return reads of the same server: known ones, and reads of the values that are written."""
+    reads: list[tuple[str, dict[str, Any]]] = []
+    for other in world.catalog:
+        if other.server != tool.server or not other.read_only:
+            continue
+        if len(required(other)) == 1:
+            reads += [(other.name, {required(other)[0]: value}) for value in arguments.values()]
+        reads += [(other.name, dict(known.arguments)) for known in found.known.get(other.name, ())[:3]]
+    return reads[:_READS]
+
+
+def draw_write(composer: Composer, effects: Sequence[Effect], stream: random.Random) -> Plan | None:
+    """Draw a plan that writes: a new word, or a value that another call finds."""
+    effect = stream.choice(effects)
+    given: dict[str, Any] = {}
+    for name, value in effect.arguments:
+        given[name] = codeword(stream) if name in effect.marks else _another(composer, effect, name, value, stream)
+    steps: list[Step] = []
+    linked: tuple[tuple[str, int, Any], ...] = ()
+    if not effect.removes and stream.random() < 0.7:
+        read = composer.draw("single", stream)
+        if read is None:
+            return None
+        steps, linked = list(read.steps), ((effect.payload, 0, read.operands[0][1]),)
+        del given[effect.payload]
+    steps.append(Step(tool=effect.tool, given=tuple(given.items()), linked=linked))
+    return Plan(shape="write", steps=tuple(steps), op="write", operands=(), effect=effect)
+
+
+def _another(composer: Composer, effect: Effect, name: str, value: Any, stream: random.Random) -> Any:
+    """Return another value from where a value of a write came from."""
+    server, catalog = composer.catalog[effect.tool].server, composer.catalog
+    for source, values in composer.found.pool.items():
+        is_own = source[0] and catalog[source[0]].server == server and affinity(name, source) > 0
+        if is_own and value in values:
+            return stream.choice(list(values)[:_VALUES])
+    return value

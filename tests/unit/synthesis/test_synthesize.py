@@ -1,0 +1,164 @@
+"""Tasks from servers that nobody has seen before: proven, repeatable, and without a call that may write."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+from synthesis_servers import INJECTION, PRODUCTS, make_broken, make_shop, shop_specs
+
+from mcprl.episodes.demonstrations import play, play_gold
+from mcprl.errors import NoConsentError, NoReachableToolError
+from mcprl.scaffold.derived_checks import REWARDS
+from mcprl.servers import make_server
+from mcprl.tasks import load_tasks
+from mcprl.tools import Cassette, ServerSpec, Toolbox
+from mcprl_synthesis.reading import fields_of, junk
+from mcprl_synthesis.synthesis import Synthesis, synthesize
+from mcprl_synthesis.world import World
+
+COUNT = 30
+
+
+async def run(folder, specs, *, cassette, hints=None, allow_writes=(), count=COUNT) -> Synthesis:
+    folder.mkdir(parents=True, exist_ok=True)
+    with Cassette.open(cassette, writable=True) as record:
+        async with World(specs, record, allow_writes=allow_writes, log_dir=folder, apart_s=0) as world:
+            made = await synthesize(world, count=count, seed=7, hints=hints or {})
+            made.write(folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """Tasks of the shop, with writes to its second server; the folder and the calls of the first server."""
+    folder, calls = tmp_path_factory.mktemp("shop"), Counter[str]()
+    made = asyncio.run(run(folder / "tasks", shop_specs(calls), cassette=folder / "c.sqlite", allow_writes=["stock"]))
+    return folder, calls, made
+
+
+def tasks_of(folder: Path):
+    names = ("train.jsonl", "validation.jsonl")
+    return [task for name in names if (folder / name).exists() for task in load_tasks(folder / name)]
+
+
+def test_tools_that_may_write_are_never_called_unless_they_are_allowed(shop):
+    _, calls, _ = shop
+    assert calls["drop_everything"] == 0
+    assert calls["get_product"] > 0
+
+
+def test_tasks_link_calls_use_several_servers_and_write(shop):
+    _, _, made = shop
+    figures = made.figures()
+    assert figures["tasks"] == COUNT
+    assert figures["linked_share"] >= 0.4
+    assert figures["several_servers_share"] >= 0.1
+    assert figures["writes_share"] >= 0.03
+
+
+async def test_every_solution_earns_1_and_doing_nothing_0_on_the_servers_themselves(shop, tmp_path):
+    folder, _, made = shop
+    tasks = tasks_of(folder / "tasks")
+    async with Toolbox(made.world.specs, log_dir=tmp_path) as toolbox:
+        gold = await play_gold(tasks, toolbox, REWARDS)
+        idle = [await play(task, toolbox, (), "", REWARDS) for task in tasks]
+    assert {trial.reward for trial in gold} == {1.0}
+    assert {trial.reward for trial in idle} == {0.0}
+
+
+def test_questions_have_no_text_of_a_server_but_names_and_proven_values(shop):
+    folder, _, made = shop
+    proven = {str(value) for values in made.found.proven.values() for value in values}
+    assert proven <= {*PRODUCTS, *(row[0] for row in PRODUCTS.values()), *(row[2] for row in PRODUCTS.values())} | {
+        value for value in proven if value == "welcome"
+    }
+    for task in tasks_of(folder / "tasks"):
+        asked = task.prompt[0]["content"]
+        assert INJECTION not in asked
+        assert "IGNORE" not in asked
+
+
+def test_no_value_between_the_calls_and_no_answer_is_in_the_question(shop):
+    folder, _, _ = shop
+    for task in tasks_of(folder / "tasks"):
+        assert task.solution is not None
+        asked = task.prompt[0]["content"].split()
+        assert not {*task.metadata["links"]} & {word.strip(".,?") for word in asked}
+
+
+def test_no_entity_is_in_both_splits(shop):
+    folder, _, _ = shop
+    sides = [
+        {entity for task in load_tasks(folder / "tasks" / name) for entity in task.metadata["entities"]}
+        for name in ("train.jsonl", "validation.jsonl")
+        if (folder / "tasks" / name).exists()
+    ]
+    assert not set.intersection(*sides) or len(sides) < 2
+
+
+async def test_the_same_seed_and_cassette_give_the_same_bytes_and_make_no_call(shop, tmp_path):
+    folder, _, _ = shop
+    calls = Counter[str]()
+    again = await run(tmp_path, shop_specs(calls), cassette=folder / "c.sqlite", allow_writes=["stock"])
+    assert again.world.cost.calls.total() == 0
+    assert not calls
+    for name in ("train.jsonl", "validation.jsonl", "report.md", "report.json"):
+        assert (tmp_path / name).exists() == (folder / "tasks" / name).exists()
+        if (tmp_path / name).exists():
+            assert (tmp_path / name).read_bytes() == (folder / "tasks" / name).read_bytes()
+
+
+async def test_a_field_that_changes_by_itself_is_named_and_not_asked_for(tmp_path):
+    specs = [ServerSpec(name="shop", make=partial(make_shop, Counter())), ServerSpec(name="broken", make=make_broken)]
+    made = await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", count=40)
+    for draft in made.drafts:
+        assert not any(ref[1] == "Reading" for _, ref in draft.plan.operands)
+        assert not {"flood", "fail_often"} & {call.name for call in draft.outcome.calls}
+    assert any("read_meter" in name for name in made.verifier.volatile) or "volatile" in json.dumps(made.figures())
+
+
+async def test_a_server_without_a_listing_ends_in_an_error_that_asks_for_hints(tmp_path):
+    specs = [ServerSpec(name="directory", make=partial(make_server, "directory"))]
+    with pytest.raises(NoReachableToolError, match=r"find_person needs name.*--hints"):
+        await run(tmp_path, specs, cassette=tmp_path / "c.sqlite")
+
+
+async def test_two_hints_are_enough_for_a_server_without_a_listing(tmp_path):
+    specs = [ServerSpec(name="directory", make=partial(make_server, "directory"))]
+    hints = {"city": ["Lagos", "Tokyo", "Lima", "Dubai", "Bogota", "Kolkata"], "name": ["Ana", "Bola"]}
+    made = await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", hints=hints, count=10)
+    assert any(draft.plan.is_linked for draft in made.drafts)
+
+
+async def test_a_call_that_may_write_is_refused_with_a_name(tmp_path):
+    with Cassette.open(tmp_path / "c.sqlite", writable=True) as record:
+        async with World(shop_specs(Counter()), record, log_dir=tmp_path) as world:
+            with pytest.raises(NoConsentError, match="drop_everything"):
+                await world.look(0).read("drop_everything", {"sku": "SK100"})
+
+
+def test_values_are_read_from_json_from_labels_and_from_lists():
+    assert fields_of('{"city": "Lima", "deep": {"zip": 4}, "rows": [{"id": "a"}]}') == {
+        ("the", "city"): "Lima",
+        ("the", "zip"): "4",
+        ("entry 1", "id"): "a",
+    }
+    listed = fields_of("**Channels:**\n#general (ID: C1X) - all\n#random (ID: C2Y) - rest")
+    assert listed["entry", "2"] == "random"
+    assert listed["entry 2", "ID"] == "C2Y"
+    assert fields_of("Price: $3.50\nMaker: Bo")["the", "Price"] == "$3.50"
+
+
+def test_junk_has_the_shape_of_the_value():
+    import random
+
+    value = junk("SK-100 ab", random.Random(7))
+    assert len(value) == 9
+    assert value[:2].isupper()
+    assert value[3:6].isdigit()
+    assert value[2] == "-"
