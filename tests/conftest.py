@@ -111,7 +111,7 @@ def _name(item: pytest.Item) -> str:
 
 # What a test starts. Libraries look at the machine with some small programs of it; those do not count.
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
-_OF_LIBRARIES = frozenset({"uname", "file"})
+_OF_LIBRARIES = frozenset({"uname", "file", "fc-list"})
 _started: list[str] = []
 
 

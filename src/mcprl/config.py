@@ -398,9 +398,9 @@ class KlConfig(Section):
         default=None,
         gt=0,
         description=(
-            "Maximum KL in nats per token. Optimizer steps above the cap are skipped. An update that exceeds it, or "
-            "moves the policy by more, is rolled back; after such a jump, the learning rate is halved and a "
-            "reference other than base is reset to the policy."
+            "Maximum KL in nats per token. Optimizer steps above the cap are skipped. An update that exceeds it is "
+            "rolled back; if that update alone moved the policy by more than half of the cap, the learning rate is "
+            "halved. If the policy was beyond the cap, a reference other than base is reset to it."
         ),
     )
     reference: Literal["base", "ema", "sync"] = Field(
