@@ -1,19 +1,19 @@
 """Which small faults in the core no test notices, of those tests that start no process, and which tests notice them.
 
     python bench/mutants.py FOLDER contexts [TEST …]   run the tests once: which lines each runs, and how long it takes
-    python bench/mutants.py FOLDER sample SEED COUNT   draw mutants evenly over the parts of the core
-    python bench/mutants.py FOLDER run [--tests N] [--seconds S] [--failures F]
-    python bench/mutants.py FOLDER confirm [COUNT]     survivors and COUNT others again, from a changed copy of src
+    python bench/mutants.py FOLDER run SEED COUNT [--tests N] [--seconds S] [--failures F]
     python bench/mutants.py FOLDER report
 
-A mutant is one change in the body of one function. `run` collects the tests once and forks for each mutant; the child
-exchanges the code of the function and runs the quickest tests that cover the line, until N tests, S seconds of
-processor time or F failures: with two, the report knows which tests are the only ones to kill something. Run again, it
-gives the survivors the tests that are left. Each step continues where it was stopped. Docstrings, annotations,
-defaults, messages, logging and assertions are not changed.
+A mutant is one change in the body of one function. Docstrings, annotations, defaults, messages, logging and assertions
+are not changed. `run` draws COUNT mutants on covered lines, evenly over the parts of the core, collects the tests once
+and forks for each mutant. The child exchanges the code of the function and runs the quickest tests that cover the line,
+until N tests, S seconds of processor time or F failures.
 
-  killed, timeouts, survived   of the mutants on lines that a test covers; a timeout counts as killed in `share`
-  uncovered                    mutants that were drawn besides, on lines that no such test covers
+What they found is in bench/results/mutants.jsonl, and `run` continues from there: it gives the survivors the tests that
+they have not met, and plays a mutant again if all tests that killed it are gone. FOLDER keeps what `contexts` found.
+
+  killed, timeout, survived   of the mutants on lines that a test covers; a timeout counts as killed in `share`
+  uncovered                   mutants that were drawn besides, on lines that no such test covers
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from __future__ import annotations
 import argparse
 import ast
 import gc
+import hashlib
 import importlib
 import itertools
 import json
 import os
-import random
 import select
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -47,6 +45,7 @@ from servers.harness import say
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src/mcprl"
+RESULTS = ROOT / "bench/results/mutants.jsonl"
 CORE = ("records.py", "tools", "chat", "grammar", "episodes", "learning", "runs")
 QUICK = "not process and not slow and not full and not alone"
 PYTEST = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=gate", "-m", QUICK)
@@ -76,22 +75,15 @@ class Site:
 
 @dataclass(frozen=True)
 class Mutant:
-    """`Mutant("tools/breaker.py", 12, 57, "Lt to LtE", "Breaker.admit", ["tests/…::test_x"])`: site 12 of the file."""
+    """Site 12 of a file, and the tests that cover its line, the quickest first.
+
+    Mutant("tools/breaker.py", 12, "tools/breaker.py Breaker.admit: Lt to LtE: if now < self._until:", ["tests/…"])
+    """
 
     file: str
     number: int
-    line: int
-    operator: str
-    function: str
+    name: str
     tests: list[str]
-
-    @property
-    def name(self) -> str:
-        return f"{self.file}:{self.number}"
-
-    @property
-    def part(self) -> str:
-        return self.file.split("/")[0]
 
 
 def core_files() -> list[Path]:
@@ -203,18 +195,13 @@ def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-def changed_tree(mutant: Mutant) -> tuple[ast.Module, Site]:
+def changed_code(mutant: Mutant) -> tuple[tuple[str, str, int], CodeType]:
+    """The code of the changed function, and the key of the function that it is for."""
     tree = ast.parse((PACKAGE / mutant.file).read_text())
     site = next(itertools.islice(sites(tree), mutant.number, None))
     site.apply()
-    return ast.fix_missing_locations(tree), site
-
-
-def changed_code(mutant: Mutant) -> tuple[tuple[str, str, int], CodeType]:
-    """The code of the changed function, and the key of the function that it is for."""
-    tree, site = changed_tree(mutant)
     file = str(PACKAGE / mutant.file)
-    found = [compile(tree, file, "exec", dont_inherit=True)]
+    found = [compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)]
     for code in found:
         if (code.co_qualname, code.co_firstlineno) == (site.function, site.first_line):
             return (file, site.function, site.first_line), code
@@ -280,35 +267,38 @@ def covering(folder: Path) -> tuple[dict[tuple[str, int], list[str]], dict[str, 
     return lines, {row["test"]: row["s"] for row in rows}
 
 
-def sample(folder: Path, seed: int, count: int) -> None:
-    lines, _ = covering(folder)
-    drawn: dict[str, list[Mutant]] = defaultdict(list)
+def draw(lines: dict[tuple[str, int], list[str]], seed: int, count: int) -> list[Mutant]:
+    """Mutants of all parts in turns. Their order is by name, so a change of the core hardly changes which are drawn."""
+    parts: dict[str, list[Mutant]] = defaultdict(list)
     for file in map(relative, core_files()):
-        for number, site in enumerate(sites(ast.parse((PACKAGE / file).read_text()))):
+        text, names = (PACKAGE / file).read_text(), Counter[str]()
+        rows = text.splitlines()
+        for number, site in enumerate(sites(ast.parse(text))):
             tests = lines.get((file, site.line)) or lines.get((file, site.statement_line)) or []
-            mutant = Mutant(file, number, site.line, site.operator, site.function, tests)
-            drawn[mutant.part].append(mutant)
-    chosen: dict[str, list[Mutant]] = {}
-    for part, mutants in drawn.items():
-        random.Random(f"{seed} {part}").shuffle(mutants)
+            name = f"{file} {site.function}: {site.operator}: {rows[site.line - 1].strip()}"
+            names[name] += 1
+            mutant = Mutant(file, number, name + (f" #{names[name]}" if names[name] > 1 else ""), tests)
+            parts[file.split("/")[0]].append(mutant)
+    chosen: list[list[Mutant]] = []
+    for part, mutants in parts.items():
+        mutants.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
         covered = list(itertools.accumulate(bool(mutant.tests) for mutant in mutants))
-        chosen[part] = mutants[: next((i + 1 for i, n in enumerate(covered) if n >= count // len(CORE)), len(mutants))]
-        say(f"{part}: {len(chosen[part])} of {len(mutants)} mutants, {covered[-1]} on covered lines")
-    # In turns, so that what is stopped early is even, too.
-    turns = [mutant for row in itertools.zip_longest(*chosen.values()) for mutant in row if mutant is not None]
-    (folder / "mutants.jsonl").write_text("".join(json.dumps(asdict(mutant)) + "\n" for mutant in turns))
+        wanted = min(-(-count // len(CORE)), covered[-1])
+        chosen.append(mutants[: covered.index(wanted) + 1])
+        say(f"{part}: {len(chosen[-1])} of {len(mutants)} mutants, {covered[-1]} on covered lines")
+    return [mutant for row in itertools.zip_longest(*chosen) for mutant in row if mutant is not None]
 
 
 # --- the mutants against the tests ---
 
 
-def read_mutants(folder: Path) -> list[Mutant]:
-    return [Mutant(**row) for row in read_rows(folder / "mutants.jsonl")]
-
-
-def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+def read_results() -> dict[str, dict[str, Any]]:
     """The last of each mutant."""
-    return {row["mutant"]: row for row in read_rows(folder / "results.jsonl")}
+    return {row["mutant"]: row for row in read_rows(RESULTS) if "mutant" in row}
+
+
+def digest(test: str) -> str:
+    return hashlib.sha256(test.encode()).hexdigest()[:8]
 
 
 Functions = dict[tuple[str, str, int], list[FunctionType]]
@@ -331,11 +321,11 @@ def functions_of_the_core() -> Functions:
 class Runner:
     """Takes the place of pytest's loop over the tests that it collected."""
 
-    folder: Path
+    mutants: list[Mutant]
+    times: dict[str, float]
     tests: int
     seconds: float
     failures: int
-    times: dict[str, float]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -346,22 +336,22 @@ class Runner:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
-        functions, done = functions_of_the_core(), read_results(self.folder)
-        mutants = [mutant for mutant in read_mutants(self.folder) if mutant.tests]
-        with (self.folder / "results.jsonl").open("a") as results:
-            for count, mutant in enumerate(mutants, 1):
-                earlier = done.get(mutant.name, {"verdict": "survived", "ran": []})
+        functions, results = functions_of_the_core(), read_results()
+        with RESULTS.open("a") as store:
+            for count, mutant in enumerate(self.mutants, 1):
+                earlier = results.get(mutant.name, {"killers": [], "ran": []})
                 tests = self.next_tests([test for test in mutant.tests if test in items], earlier["ran"])
-                if earlier["verdict"] == "survived" and tests:
-                    row = self.try_mutant(mutant, [items[test] for test in tests], functions)
-                    row |= {"mutant": mutant.name, "ran": earlier["ran"] + row["ran"], "of": len(mutant.tests)}
-                    results.write(json.dumps(row) + "\n")
-                    results.flush()
-                    say(f"{count}/{len(mutants)} {mutant.name} {mutant.operator}: {row['verdict']} in {row['s']} s")
+                if any(test in items for test in earlier["killers"]) or not tests:
+                    continue
+                row = self.try_mutant(mutant, [items[test] for test in tests], functions)
+                row |= {"ran": [] if row["killers"] else earlier["ran"] + [digest(test) for test in row["ran"]]}
+                store.write(json.dumps({"mutant": mutant.name, **row, "of": len(mutant.tests)}) + "\n")
+                store.flush()
+                say(f"{count}/{len(self.mutants)} {row['verdict']} in {row['s']} s: {mutant.name}")
         return True
 
     def next_tests(self, tests: list[str], ran: list[str]) -> list[str]:
-        left = [test for test in tests if test not in ran][: self.tests]
+        left = [test for test in tests if digest(test) not in ran][: self.tests]
         seconds = itertools.accumulate(self.times[test] for test in left)
         return left[: max(1, sum(s < self.seconds for s in seconds))]
 
@@ -431,47 +421,34 @@ def follow(child: int, readable: int, limit: float) -> tuple[bool, str]:
     return ended, text.decode()
 
 
-def run(folder: Path, tests: int, seconds: float, failures: int) -> None:
-    files = {test.partition("::")[0] for mutant in read_mutants(folder) for test in mutant.tests}
-    runner = Runner(folder, tests, seconds, failures, covering(folder)[1])
+def run(folder: Path, seed: int, count: int, limits: dict[str, Any]) -> None:
+    lines, times = covering(folder)
+    mutants = draw(lines, seed, count)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    known = read_results()
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("a") as store:
+        rows = [{"commit": commit.strip(), "seed": seed, "count": count, **limits}]
+        rows += [
+            {"mutant": m.name, "verdict": "uncovered", "killers": [], "ran": []}
+            for m in mutants
+            if not m.tests and m.name not in known
+        ]
+        store.write("".join(json.dumps(row) + "\n" for row in rows))
+    covered = [mutant for mutant in mutants if mutant.tests]
+    files = {test.partition("::")[0] for mutant in covered for test in mutant.tests}
     # What is told of a failure is not read, and takes longer than most tests.
     quiet = ("--tb=native", "--assert=plain", f"--basetemp={folder}/tmp")
-    pytest.main([*PYTEST, *quiet, *sorted(files)], plugins=[runner])
-
-
-def confirm(folder: Path, others: int) -> None:
-    """Survivors, and some that were killed, with the changed file in a copy of the sources and a new interpreter."""
-    results = read_results(folder)
-    rows = [(mutant, results[mutant.name]) for mutant in read_mutants(folder) if mutant.name in results]
-    chosen = [row for row in rows if row[1]["verdict"] == "killed"][:others]
-    chosen += [row for row in rows if row[1]["verdict"] == "survived"]
-    copy = folder / "src"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(PACKAGE.parent, copy)
-    environment = {**os.environ, "PYTHONPATH": f"{copy}:{os.environ.get('PYTHONPATH', '')}"}
-    wrong = 0
-    for mutant, row in chosen:
-        file = copy / "mcprl" / mutant.file
-        file.write_text(ast.unparse(changed_tree(mutant)[0]))
-        command = [sys.executable, "-m", "pytest", *PYTEST, "-x", *(row["killers"][:1] or row["ran"])]
-        status = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False).returncode
-        shutil.copy(PACKAGE / mutant.file, file)
-        right = status == (0 if row["verdict"] == "survived" else 1)
-        wrong += not right
-        say(f"{'right' if right else 'WRONG'}: {mutant.name} {mutant.operator}: {row['verdict']}")
-    print(json.dumps({"confirmed": len(chosen) - wrong, "wrong": wrong}))
+    pytest.main([*PYTEST, *quiet, *sorted(filter(os.path.exists, files))], plugins=[Runner(covered, times, **limits)])
 
 
 def report(folder: Path) -> None:
-    mutants, results, seconds = read_mutants(folder), read_results(folder), covering(folder)[1]
+    results, seconds = read_results(), covering(folder)[1]
     tally: dict[str, Counter[str]] = defaultdict(Counter)
-    for mutant in mutants:
-        row = results.get(mutant.name, {"verdict": "not run"})
-        verdict = row["verdict"] if mutant.tests else "uncovered"
-        tally[mutant.part][verdict] += 1
-        if verdict == "survived":
-            text = (PACKAGE / mutant.file).read_text().splitlines()[mutant.line - 1].strip()
-            say(f"{mutant.file}:{mutant.line} {mutant.operator}, {len(row['ran'])} of {row['of']} tests: {text}")
+    for name, row in results.items():
+        tally[name.split("/")[0].split(" ")[0]][row["verdict"]] += 1
+        if row["verdict"] == "survived":
+            say(f"survived {len(row['ran'])} of {row['of']} tests: {name}")
     killers = [row["killers"] for row in results.values() if row["killers"]]
     kills, alone = Counter(itertools.chain(*killers)), Counter(own[0] for own in killers if len(own) == 1)
     files: dict[str, list[str]] = defaultdict(list)
@@ -492,26 +469,21 @@ def main() -> None:
     traced = steps.add_parser("contexts")
     traced.add_argument("tests", nargs="*", default=["tests"])
     traced.add_argument("--cases", type=int, default=4)
-    sampled = steps.add_parser("sample")
-    sampled.add_argument("seed", type=int)
-    sampled.add_argument("count", type=int)
     ran = steps.add_parser("run")
+    ran.add_argument("seed", type=int)
+    ran.add_argument("count", type=int)
     ran.add_argument("--tests", type=int, default=60)
     ran.add_argument("--seconds", type=float, default=10.0)
     ran.add_argument("--failures", type=int, default=2)
-    steps.add_parser("confirm").add_argument("count", type=int, nargs="?", default=10)
     steps.add_parser("report")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     match given.step:
         case "contexts":
             contexts(given.folder, given.tests, given.cases)
-        case "sample":
-            sample(given.folder, given.seed, given.count)
         case "run":
-            run(given.folder, given.tests, given.seconds, given.failures)
-        case "confirm":
-            confirm(given.folder, given.count)
+            limits = {name: getattr(given, name) for name in ("tests", "seconds", "failures")}
+            run(given.folder, given.seed, given.count, limits)
         case _:
             report(given.folder)
 

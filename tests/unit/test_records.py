@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mcprl.config import AlgorithmConfig
 from mcprl.goals import Goal
 from mcprl.learning.algorithms import learnable_tokens, make_batch
-from mcprl.records import Batch, FinishReason, Group, StopReason, Task, Trajectory, Turn
+from mcprl.records import Batch, FinishReason, Group, Readings, StopReason, Task, Trajectory, Turn
 
 TASK = Task(id="greet", prompt=({"role": "user", "content": "Hi"},), goal=Goal(answer="Hello"))
 
@@ -136,6 +136,39 @@ def test_a_batch_needs_one_advantage_and_one_mask_a_token_of_each_trajectory(col
     columns[column] = tuple(columns[column][0][:1] * length for length in lengths)
     with pytest.raises(ValueError, match="one advantage and one mask for each token"):
         Batch(step=0, groups=(group(0.0, 1.0),), **columns)
+
+
+READINGS = ("logprobs", "reference_logprobs", "values")
+
+
+@pytest.mark.parametrize("name", ["returns", *READINGS])
+@pytest.mark.parametrize("lengths", [(), (8,), (8, 7), (9, 8)])
+def test_what_was_read_of_a_batch_has_one_number_per_token_of_each_trajectory(name, lengths):
+    def batch(columns: tuple[tuple[float, ...], ...]) -> Batch:
+        changes = {name: columns} if name == "returns" else {"readings": Readings(**{name: columns})}
+        empty = {"learnable": ((False,) * 8,) * 2, "advantages": ((0.0,) * 8,) * 2}
+        return Batch(step=0, groups=(group(0.0, 1.0),), **empty, **changes)
+
+    assert batch(((0.0,) * 8,) * 2).trajectories
+    with pytest.raises(ValueError, match="do not match its trajectories"):
+        batch(tuple((0.0,) * length for length in lengths))
+
+
+def played_by_an_endpoint(**changes: object) -> Trajectory:
+    return trajectory(**dict.fromkeys(COLUMNS, ()), endpoint_tokens=(40, 7), **changes)
+
+
+def test_an_episode_without_token_ids_counts_what_the_endpoint_counted_and_is_never_trained_on():
+    assert EXAMPLE.token_counts == (6, 2)
+    assert played_by_an_endpoint().token_counts == (40, 7)
+    with pytest.raises(ValueError, match="an endpoint gives no token ids"):
+        trajectory(endpoint_tokens=(40, 7))
+    members = (played_by_an_endpoint(), played_by_an_endpoint(member=1))
+    with pytest.raises(ValueError, match="cannot be trained on"):
+        Batch(step=0, groups=(Group(task=TASK, trajectories=members),), learnable=((), ()), advantages=((), ()))
+    columns = {"learnable": ((False,) * 8,) * 2, "advantages": ((0.0,) * 8,) * 2}
+    with pytest.raises(ValueError, match="cannot be trained on"):
+        Batch(step=0, groups=(group(0.0, 1.0),), **columns, demonstrations=(EXAMPLE, played_by_an_endpoint()))
 
 
 masks = st.lists(st.booleans(), min_size=8, max_size=8).map(tuple)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
-from staged_episodes import FunctionTools, RecordingSampler, call, make_config, make_task
+from staged_episodes import FunctionTools, RecordingSampler, call, made_turn, make_config, make_task
 
-from mcprl.episodes import EpisodeRunner
+from mcprl.episodes import Action, EpisodeRunner
 from mcprl.episodes.collector import lost_to
-from mcprl.episodes.loop import TRIALS
+from mcprl.episodes.loop import TRIALS, Reproduction
 from mcprl.errors import (
     EpisodeDeadlineError,
     InfrastructureError,
@@ -18,7 +21,7 @@ from mcprl.errors import (
     ServerFaultError,
     ServerLostError,
 )
-from mcprl.records import StopReason
+from mcprl.records import FinishReason, Source, StopReason, ToolCall
 
 TASK = make_task(answer="42", calls=(), tools=None)
 
@@ -85,6 +88,89 @@ async def test_a_server_that_is_down_is_not_the_policys_fault(chat, encode):
     with pytest.raises(ServerLostError):
         await play(chat, encode, tools, LOOK, BOOM)
     assert tools.called.count("look") == 3  # the known call failed too, so nothing else was tried
+
+
+async def test_a_fault_that_hits_earlier_turns_too_is_not_the_policys(chat, encode):
+    tools = tools_that(lambda _, number: lost() if number % 2 == 0 else None)
+    with pytest.raises(ServerLostError):
+        await play(chat, encode, tools, LOOK, BOOM)
+    assert tools.called.count("look") == 4  # of the replay, only the known call and the first turn
+
+
+async def test_a_server_that_is_busy_when_it_is_asked_again_shows_nothing(chat, encode):
+    busy = ServerBusyError("come back later", fix="none")
+    tools = tools_that(lambda at, number: None if at == "Lima" else lost() if number == 2 else busy)
+    with pytest.raises(ServerLostError):
+        await play(chat, encode, tools, LOOK, BOOM)
+
+
+def new_server_per_lease(fails: Callable[[list[str]], bool]) -> FunctionTools:
+    """A tool `look` that ends its server if `fails` says so, which sees where it looked since the lease began."""
+    looks: list[str] = []
+
+    class Leased(FunctionTools):
+        @asynccontextmanager
+        async def lease(self, *given, **named):
+            looks.clear()
+            async with super().lease(*given, **named) as access:
+                yield access
+
+    def look(at: str) -> str:
+        looks.append(at)
+        if fails(looks):
+            raise lost()
+        return "seen"
+
+    return Leased(look=look)
+
+
+async def test_all_earlier_turns_are_made_again_because_the_fault_may_need_them(chat, encode):
+    tools = new_server_per_lease(lambda looks: looks == ["Lima", "Oslo", "BOOM"])
+    played = await play(chat, encode, tools, LOOK, says("look", at="Oslo"), BOOM)
+    assert played.stop is StopReason.CAUSED_FAULT
+
+
+async def test_an_earlier_success_of_the_suspected_call_does_not_show_that_the_server_works(chat, encode):
+    tools = new_server_per_lease(lambda looks: looks.count("BOOM") == 2)
+    with pytest.raises(ServerLostError):
+        await play(chat, encode, tools, BOOM, BOOM)
+    assert tools.called.count("look") == 2
+
+
+def suspected(*calls: ToolCall) -> list[Action]:
+    return [Action(text="", prose="", calls=calls, sampled_ids=(1,), finish=FinishReason.STOP, weights_version=0)]
+
+
+@pytest.mark.parametrize("change", [{"server": None}, {"source": Source.CACHE}, {"source": Source.INJECTED}])
+async def test_only_an_answer_of_the_server_itself_shows_that_it_worked(change):
+    asked: list[ToolCall] = []
+
+    class Dead:
+        async def call(self, control: ToolCall) -> None:
+            asked.append(control)
+            raise lost()
+
+    @asynccontextmanager
+    async def open_again():
+        yield None, Dead()
+
+    reproduction = Reproduction(60.0)
+    reproduction.note(made_turn((call("look", at="Lima"), True)))
+    other = made_turn((call("look", at="Oslo"), True))
+    reproduction.note(replace(other, observations=(replace(other.observations[0], **change),)))
+    assert not await reproduction.is_caused(suspected(call("look", at="BOOM")), lost(), open_again)
+    assert asked == [call("look", at="Lima")]
+
+
+async def test_a_replay_that_does_not_end_shows_nothing():
+    @asynccontextmanager
+    async def open_again():
+        await asyncio.Event().wait()
+        yield
+
+    reproduction = Reproduction(0.01)
+    reproduction.note(made_turn((call("look", at="Lima"), True)))
+    assert not await reproduction.is_caused(suspected(call("look", at="BOOM")), lost(), open_again)
 
 
 async def test_a_tool_of_which_no_call_is_known_to_work_is_not_blamed_on_the_policy(chat, encode):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 import random
 import subprocess
@@ -43,13 +44,14 @@ class SlowDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.released = threading.Event(), threading.Event()
-        self.syncs = 0
+        self.syncs = self.folders = 0
         self.fault: OSError | None = None
         monkeypatch.setattr(os, "fsync", self)
 
     def __call__(self, descriptor: int) -> None:
         assert threading.current_thread() is not threading.main_thread()
         if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # the folder of a new file
+            self.folders += 1
             return
         self.syncs += 1
         self.reached.set()
@@ -85,7 +87,25 @@ async def test_an_addition_that_returned_is_on_the_disk_and_one_that_waits_is_no
         assert not addition.done()
         disk.released.set()
         await addition
-    assert disk.syncs == 1
+    assert (disk.syncs, disk.folders) == (1, 1)
+
+
+async def test_additions_to_several_steps_at_once_each_go_into_the_file_of_their_step(tmp_path):
+    made = [make_trajectory(step=step, member=member) for member in range(2) for step in (3, 1)]
+    await write(tmp_path, made)
+    journal = EpisodeJournal(tmp_path)
+    assert journal.steps == [1, 3]
+    assert {step: members(journal.finished(step)) for step in journal.steps} == {1: [0, 1], 3: [0, 1]}
+    assert journal.problems == []
+
+
+async def test_a_journal_that_is_closed_while_it_writes_finishes_what_was_begun(tmp_path):
+    journal = EpisodeJournal(tmp_path)
+    addition = asyncio.create_task(journal.add(make_trajectory(step=STEP)))
+    await asyncio.sleep(0)
+    await journal.close()
+    await addition
+    assert members(EpisodeJournal(tmp_path).finished(STEP)) == [0]
 
 
 async def test_additions_that_wait_share_one_sync_and_keep_their_order(tmp_path, monkeypatch):
@@ -221,7 +241,18 @@ def test_a_flipped_bit_loses_only_its_line_and_is_reported(tmp_path_factory, wri
 def test_a_line_whose_newline_is_lost_does_not_take_the_next_with_it(tmp_path, written):
     whole, made = written
     (tmp_path / NAME).write_bytes(whole.replace(b"\n", b"\x02", 1))
-    assert list(EpisodeJournal(tmp_path).finished(STEP).values()) == made[1:]
+    journal = EpisodeJournal(tmp_path)
+    assert list(journal.finished(STEP).values()) == made[1:]
+    assert [problem.partition(": ")[2] for problem in journal.problems] == ["line 1 is damaged; its episode is rerun"]
+
+
+def test_a_line_with_a_correct_checksum_that_is_no_episode_is_damaged(tmp_path, written):
+    whole, made = written
+    digest = hashlib.sha256(b'{"a": 1}').hexdigest().encode()
+    (tmp_path / NAME).write_bytes(digest + b' {"a": 1}\n' + whole)
+    journal = EpisodeJournal(tmp_path)
+    assert list(journal.finished(STEP).values()) == made
+    assert ["line 1 is damaged" in problem for problem in journal.problems] == [True]
 
 
 @given(junk=st.binary(max_size=300))

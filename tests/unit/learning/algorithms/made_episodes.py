@@ -19,7 +19,9 @@ def make_episode(
     stop: StopReason = StopReason.ANSWERED,
     logprobs: Sequence[float] | None = None,
 ) -> Trajectory:
-    """One letter a token: c context, s sampled, f sampled where the grammar left no choice; | begins the next turn.
+    """One letter per token: c context, s sampled, f where the grammar left no choice, x where it left one text.
+
+    | begins the next turn.
 
     `rewards` are the turns'; `reward` is the episode's where it is not their sum.
     """
@@ -35,7 +37,7 @@ def make_episode(
         token_ids=tuple(range(100, 100 + len(letters))),
         sampled=sampled,
         forced=tuple(letter == "f" for letter in letters),
-        fixed=(False,) * len(letters),
+        fixed=tuple(letter == "x" for letter in letters),
         logprobs=tuple(logprobs) if logprobs else tuple(-0.5 if own else 0.0 for own in sampled),
         turn_index=tuple(turn if own else -1 for turn, own in zip(turn_index, sampled, strict=True)),
         weights_version=tuple(0 if own else -1 for own in sampled),

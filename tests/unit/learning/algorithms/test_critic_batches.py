@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made_episodes import make_episode, make_group
@@ -83,25 +82,7 @@ def test_an_episode_that_ran_into_a_limit_is_as_complete_as_one_that_answered(st
 DEFAULTS = AlgorithmConfig(advantages="gae")
 
 
-def by_solving(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
-    """A = δ + γλ·N·A solved as a linear system, with δ = r + γ·N·v − v and N the shift to the next step."""
-    reward_S, value_S = torch.tensor([rewards, values], dtype=torch.float64)
-    next_SS = torch.diag(torch.ones(len(rewards) - 1, dtype=torch.float64), 1)
-    error_S = reward_S + gamma * next_SS @ value_S - value_S
-    return torch.linalg.solve(torch.eye(len(rewards), dtype=torch.float64) - gamma * lam * next_SS, error_S).tolist()
-
-
 numbers = st.floats(-2.0, 2.0)
-
-
-@given(st.lists(numbers, min_size=1, max_size=30), numbers, st.sampled_from([(1.0, 1.0), (0.9, 0.8), (1.0, 0.95)]))
-def test_the_advantages_of_a_batch_agree_with_a_linear_system(values, reward, gamma_lam):
-    gamma, lam = gamma_lam
-    config = AlgorithmConfig(advantages="gae", critic=CriticConfig(gamma=gamma, lam=lam))
-    episode = make_episode("c" + "s" * len(values), (reward,), stop=StopReason.TURN_LIMIT)
-    batch = make_batch(0, [make_group(episode, OTHER)], config, Readings(values=((0.0, *values), (0.0, 0.0))))
-    wanted = by_solving([*[0.0] * (len(values) - 1), reward], values, gamma, lam)
-    assert batch.advantages[0][1:] == pytest.approx(wanted, abs=1e-9)
 
 
 def first_advantages(*episodes: Trajectory, values: list[float]) -> list[float]:

@@ -14,7 +14,6 @@ from mcprl.learning.algorithms import divergence, next_coefficient
 
 logprobs = st.floats(min_value=-8.0, max_value=0.0)
 columns = st.lists(st.tuples(logprobs, logprobs), min_size=1, max_size=20)
-logits = st.lists(st.tuples(st.floats(-3.0, 3.0), st.floats(-3.0, 3.0)), min_size=2, max_size=8)
 BY_HAND = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(-d) - 1.0 + d}
 
 
@@ -23,14 +22,6 @@ def test_an_estimate_is_that_of_its_formula(rows, estimator):
     policy_N, reference_N = torch.tensor(rows, dtype=torch.float64).unbind(1)
     wanted = [BY_HAND[estimator](policy - reference) for policy, reference in rows]
     assert divergence(policy_N, reference_N, estimator).tolist() == pytest.approx(wanted, rel=1e-9, abs=1e-12)
-
-
-@given(logits, st.sampled_from(["k1", "k3"]))
-def test_k1_and_k3_are_right_on_average_over_the_policy(rows, estimator):
-    policy_V, reference_V = torch.tensor(rows, dtype=torch.float64).log_softmax(0).unbind(1)
-    mean = float((policy_V.exp() * divergence(policy_V, reference_V, estimator)).sum())
-    wanted = math.fsum(math.exp(p) * (p - q) for p, q in zip(policy_V.tolist(), reference_V.tolist(), strict=True))
-    assert mean == pytest.approx(wanted, abs=1e-10)
 
 
 @given(columns)
@@ -59,13 +50,6 @@ def test_k3_keeps_its_digits_where_the_two_are_very_near():
 )
 def test_the_coefficient_follows_the_divergence_by_at_most_a_fifth_of_a_horizon(kl, factor):
     assert next_coefficient(0.05, kl, target=0.4, horizon=10) == pytest.approx(0.05 * factor, rel=1e-12)
-
-
-def test_over_its_horizon_a_coefficient_moves_by_about_a_fifth():
-    coefficient = 1.0
-    for _ in range(50):
-        coefficient = next_coefficient(coefficient, 9.0, target=0.5, horizon=50)
-    assert coefficient == pytest.approx(math.exp(0.2), rel=1e-3)
 
 
 def test_a_divergence_that_is_no_number_does_not_poison_the_coefficient():

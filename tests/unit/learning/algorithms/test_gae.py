@@ -33,19 +33,6 @@ def test_an_advantage_is_the_discounted_sum_of_the_one_step_errors_from_there_on
     assert returns == pytest.approx([a + v for a, v in zip(wanted, values, strict=False)], rel=1e-9, abs=1e-9)
 
 
-@given(episodes, shares)
-def test_with_lambda_1_the_return_is_the_discounted_reward_and_owes_nothing_to_the_critic(steps, gamma):
-    wanted = [sum(gamma ** (later - s) * steps[later][0] for later in range(s, len(steps))) for s in range(len(steps))]
-    assert estimates(steps, gamma=gamma, lam=1.0)[1] == pytest.approx(wanted, abs=1e-8)
-
-
-@given(episodes, shares)
-def test_with_lambda_0_an_advantage_is_the_error_of_one_step(steps, gamma):
-    values = [value for _, value in steps] + [0.0]
-    wanted = [reward + gamma * values[s + 1] - values[s] for s, (reward, _) in enumerate(steps)]
-    assert estimates(steps, gamma=gamma, lam=0.0)[0] == pytest.approx(wanted, abs=1e-9)
-
-
 def test_an_episode_without_steps_has_no_estimates():
     advantage_S, return_S = gae(torch.zeros(0), torch.zeros(0), gamma=0.9, lam=0.9)
     assert advantage_S.shape == return_S.shape == (0,)

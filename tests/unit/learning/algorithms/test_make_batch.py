@@ -7,47 +7,20 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_episodes import make_episode, make_group
 
 from mcprl.config import AlgorithmConfig
 from mcprl.errors import UserCodeError
-from mcprl.goals import Goal
 from mcprl.learning.algorithms import make_batch
 from mcprl.learning.algorithms.batches import require_sound_advantages
-from mcprl.records import FinishReason, Group, StopReason, Task, Trajectory, Turn
+from mcprl.records import Group
 
-# One letter a token: c context, s sampled, f sampled where the grammar left no choice, x where it left one text.
 kinds = st.text(alphabet="csfx", min_size=1, max_size=12)
 LEARNABLE = {"exact": "sx", "text": "s", "none": "sfx"}
 
 
-def make_trajectory(task_id: str, member: int, kinds: str, reward: float) -> Trajectory:
-    sampled = tuple(kind != "c" for kind in kinds)
-    ids = tuple(range(100, 100 + len(kinds)))
-    own = tuple(token for token, is_own in zip(ids, sampled, strict=True) if is_own)
-    return Trajectory(
-        task_id=task_id,
-        step=0,
-        member=member,
-        attempt=0,
-        temperature=1.0,
-        token_ids=ids,
-        sampled=sampled,
-        forced=tuple(kind == "f" for kind in kinds),
-        fixed=tuple(kind == "x" for kind in kinds),
-        logprobs=tuple(-0.5 if is_own else 0.0 for is_own in sampled),
-        turn_index=tuple(0 if is_own else -1 for is_own in sampled),
-        weights_version=tuple(0 if is_own else -1 for is_own in sampled),
-        turns=(Turn(text="", sampled_ids=own, finish=FinishReason.STOP, weights_version=0),),
-        stop=StopReason.ANSWERED,
-        reward=reward,
-        reward_parts={"answer": reward},
-    )
-
-
-def make_group(name: str, members: list[tuple[str, float]]) -> Group:
-    task = Task(id=name, prompt=({"role": "user", "content": "?"},), goal=Goal())
-    trajectories = tuple(make_trajectory(name, i, kinds, reward) for i, (kinds, reward) in enumerate(members))
-    return Group(task=task, trajectories=trajectories)
+def group_of(name: str, members: list[tuple[str, float]]) -> Group:
+    return make_group(*[make_episode(kinds, (reward,)) for kinds, reward in members], name=name)
 
 
 members = st.lists(st.tuples(kinds, st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0])), min_size=2, max_size=5)
@@ -64,7 +37,7 @@ def own(tmp_path, body: str) -> AlgorithmConfig:
 def test_the_users_advantages_stand_on_the_learnable_tokens_of_each_episode(tmp_path):
     algorithm = own(tmp_path, "return reward_G - reward_G.median()")
     require_sound_advantages(algorithm)
-    groups = [make_group("a", [("csfx", 1.0), ("ss", 0.0), ("s", 0.5)]), make_group("b", [("s", 2.0), ("cs", 2.0)])]
+    groups = [group_of("a", [("csfx", 1.0), ("ss", 0.0), ("s", 0.5)]), group_of("b", [("s", 2.0), ("cs", 2.0)])]
     assert make_batch(0, groups, algorithm).advantages == ((0, 0.5, 0, 0), (-0.5, -0.5), (0,), (0,), (0, 0))
 
 
@@ -86,7 +59,7 @@ def test_advantages_that_cannot_train_are_refused_by_name(tmp_path, body, said):
 
 @given(st.lists(members, min_size=1, max_size=4), st.sampled_from(sorted(LEARNABLE)))
 def test_each_learnable_token_bears_its_episodes_advantage_and_every_other_token_none(specs, masks):
-    groups = [make_group(f"task-{i}", spec) for i, spec in enumerate(specs)]
+    groups = [group_of(f"task-{i}", spec) for i, spec in enumerate(specs)]
     batch = make_batch(7, groups, AlgorithmConfig(masks=masks))
     rows = iter(zip(batch.advantages, batch.learnable, strict=True))
     for spec in specs:
@@ -103,7 +76,7 @@ def test_each_learnable_token_bears_its_episodes_advantage_and_every_other_token
 
 
 def test_groups_and_members_keep_their_order():
-    groups = [make_group("b", [("cs", 1.0), ("css", 0.0)]), make_group("a", [("cssc", 0.0), ("ccs", 1.0)])]
+    groups = [group_of("b", [("cs", 1.0), ("css", 0.0)]), group_of("a", [("cssc", 0.0), ("ccs", 1.0)])]
     batch = make_batch(3, groups, AlgorithmConfig())
     assert batch.step == 3
     assert [g.task.id for g in batch.groups] == ["b", "a"]
@@ -114,13 +87,3 @@ def test_groups_and_members_keep_their_order():
         [0.0, -0.71, -0.71, 0.0],
         [0.0, 0.0, 0.71],
     ]
-
-
-def test_a_forced_token_bears_no_advantage():
-    batch = make_batch(0, [make_group("a", [("csfs", 1.0), ("csfs", 0.0)])], AlgorithmConfig())
-    assert [round(a, 2) for a in batch.advantages[0]] == [0.0, 0.71, 0.0, 0.71]
-
-
-def test_a_group_of_one_never_becomes_a_batch():
-    with pytest.raises(ValueError, match="needs at least 2"):
-        make_group("a", [("cs", 1.0)])

@@ -9,40 +9,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made_episodes import make_episode
 
 from mcprl.learning.algorithms import inadmissible_tokens, learnable_tokens, mask_shares
-from mcprl.records import FinishReason, StopReason, Trajectory, Turn
 
-# One letter a token: c context, s sampled, f sampled where the grammar left no choice, x where it left one text.
 kinds = st.text(alphabet="csfx", min_size=1, max_size=12)
-
-
-def trajectory(kinds: str) -> Trajectory:
-    ids = tuple(range(100, 100 + len(kinds)))
-    own = tuple(token for token, kind in zip(ids, kinds, strict=True) if kind != "c")
-    return Trajectory(
-        task_id="task",
-        step=0,
-        member=0,
-        attempt=0,
-        temperature=1.0,
-        token_ids=ids,
-        sampled=tuple(kind != "c" for kind in kinds),
-        forced=tuple(kind == "f" for kind in kinds),
-        fixed=tuple(kind == "x" for kind in kinds),
-        logprobs=tuple(0.0 if kind in "cf" else -0.5 for kind in kinds),
-        turn_index=tuple(-1 if kind == "c" else 0 for kind in kinds),
-        weights_version=tuple(-1 if kind == "c" else 0 for kind in kinds),
-        turns=(Turn(text="", sampled_ids=own, finish=FinishReason.STOP, weights_version=0),),
-        stop=StopReason.ANSWERED,
-        reward=0.0,
-        reward_parts={},
-    )
 
 
 @given(kinds)
 def test_each_way_to_mask_leaves_out_what_it_names_and_nothing_else(kinds):
-    made = trajectory(kinds)
+    made = make_episode(kinds)
     assert learnable_tokens(made, "exact") == tuple(kind in "sx" for kind in kinds)
     assert learnable_tokens(made, "text") == tuple(kind == "s" for kind in kinds)
     assert learnable_tokens(made, "none") == tuple(kind in "sfx" for kind in kinds)
@@ -50,7 +26,7 @@ def test_each_way_to_mask_leaves_out_what_it_names_and_nothing_else(kinds):
 
 @given(st.lists(kinds, min_size=1, max_size=4).filter(lambda made: any(set(k) - {"c"} for k in made)))
 def test_shares_are_counted_over_all_trajectories_together(made):
-    trajectories = [trajectory(k) for k in made]
+    trajectories = [make_episode(k) for k in made]
     letters = "".join(made)
     sampled = len(letters) - letters.count("c")
     shares = mask_shares(trajectories, [learnable_tokens(t, "exact") for t in trajectories])
@@ -66,7 +42,7 @@ def test_shares_are_counted_over_all_trajectories_together(made):
 
 
 def test_where_nothing_was_sampled_every_share_is_zero():
-    assert set(mask_shares([trajectory("ccc")], [(False,) * 3]).values()) == {0.0}
+    assert set(mask_shares([make_episode("ccc")], [(False,) * 3]).values()) == {0.0}
 
 
 @st.composite

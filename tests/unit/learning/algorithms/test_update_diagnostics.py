@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made_episodes import make_episode
 
 from mcprl.learning.algorithms import parity_metrics, ratio_metrics, staleness_metrics
-from mcprl.records import StopReason, Trajectory
+from mcprl.records import Trajectory
 
 logprobs = st.floats(min_value=-5.0, max_value=0.0)
 columns = st.lists(st.tuples(logprobs, logprobs, st.sampled_from([-1.5, -0.3, 0.0, 0.2, 1.5])), min_size=1, max_size=30)
@@ -98,26 +100,7 @@ def test_figures_of_tensors_on_a_gpu_are_those_on_the_cpu():
 
 def sampled_by(*versions: int) -> Trajectory:
     """A token for each version of the weights; −1 is context."""
-    sampled = tuple(version >= 0 for version in versions)
-    nothing = (False,) * len(versions)
-    return Trajectory(
-        task_id="task",
-        step=0,
-        member=0,
-        attempt=0,
-        temperature=1.0,
-        token_ids=tuple(range(len(versions))),
-        sampled=sampled,
-        forced=nothing,
-        fixed=nothing,
-        logprobs=(0.0,) * len(versions),
-        turn_index=tuple(0 if own else -1 for own in sampled),
-        weights_version=versions,
-        turns=(),
-        stop=StopReason.ANSWERED,
-        reward=0.0,
-        reward_parts={},
-    )
+    return replace(make_episode("".join("c" if version < 0 else "s" for version in versions)), weights_version=versions)
 
 
 def test_staleness_is_how_many_versions_behind_the_sampled_tokens_are():
