@@ -49,7 +49,7 @@ RESULTS = ROOT / "bench/results/mutants.jsonl"
 CORE = ("records.py", "tools", "chat", "grammar", "episodes", "learning", "runs")
 QUICK = "not process and not slow and not full and not alone"
 PYTEST = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=gate", "-m", QUICK)
-TIMEOUT_S = 40.0
+TIMEOUT_S = 15.0
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -374,7 +374,8 @@ class Runner:
         lines = [line.split(" ", 1) for line in text.splitlines()]
         ran = [test for kind, test in lines if kind == "start"]
         killers = list(dict.fromkeys(test for kind, test in lines if kind == "failed"))
-        verdict = "killed" if killers else "survived" if lines[-1][0] == "end" else "broken" if ended else "timeout"
+        survived = text.endswith("end of all\n")
+        verdict = "killed" if killers else "survived" if survived else "broken" if ended else "timeout"
         if verdict == "timeout":
             killers = ran[-1:]
         return {"verdict": verdict, "killers": killers, "ran": ran, "s": round(time.monotonic() - started, 1)}

@@ -185,8 +185,10 @@ def with_sibling_seen(tree: Tree) -> Tree:
 @pytest.mark.parametrize(
     ("architecture", "tuning", "objective", "checkpointing"),
     [
-        *((a, t, o, False) for a in ("qwen3", "llama") for t in ("lora", "full") for o in OBJECTIVES),
-        *((a, t, "critic-entropy", True) for a in ("qwen3", "llama") for t in ("lora", "full")),
+        ("qwen3", "lora", "policy-kl-entropy", False),
+        ("qwen3", "full", "critic-entropy", True),
+        ("llama", "full", "policy-kl-entropy", True),
+        ("llama", "lora", "critic-entropy", False),
         ("tiny_qwen3", "lora", "policy-kl-entropy", False),
     ],
 )
@@ -217,8 +219,7 @@ def test_loss_and_every_gradient_are_those_of_plain_rows(
     assert leak > 100 * BOUND, "a node that sees its sibling goes unnoticed"
 
 
-@pytest.mark.parametrize("tuning", ["lora", "full"])
-@pytest.mark.parametrize("share_prefix", [True, False])
+@pytest.mark.parametrize(("share_prefix", "tuning"), [(True, "lora"), (False, "full")])
 def test_gradients_are_the_same_with_checkpointing_and_without(share_prefix, tuning, model_of, tokenizer):
     """With a value head and, in a tree, shared prefixes: activations that are computed again are the same ones."""
     results: list[dict[str, Tensor]] = []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mcprl_market.world import Market, open_market, open_workspace
 from mcprl_market.world.facts import Frequency, Period
 
-SEEDS = (0, 7, -3, 2**63)
+SEEDS = (7, -3)
 
 
 def markets() -> st.SearchStrategy[Market]:
