@@ -233,6 +233,7 @@ class Tracer:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         self.coverage.start()
+        self.coverage.switch_context(item.nodeid)
         started = time.process_time()
         try:
             return (yield)
@@ -240,8 +241,9 @@ class Tracer:
             seconds = time.process_time() - started
             self.coverage.stop()
             data = self.coverage.get_data()
-            lines = {relative(Path(file)): sorted(data.lines(file) or ()) for file in data.measured_files()}
-            self.coverage.erase()
+            data.set_query_context(item.nodeid)
+            found = ((relative(Path(file)), sorted(data.lines(file) or ())) for file in data.measured_files())
+            lines = {file: own for file, own in found if own}
             if item.nodeid not in self.failed:
                 row = {"test": item.nodeid, "s": round(seconds, 4), "lines": lines}
                 self.store.write(json.dumps(row) + "\n")

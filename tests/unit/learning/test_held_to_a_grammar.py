@@ -160,24 +160,6 @@ async def test_a_learner_without_grammars_refuses_a_turn_that_was_held_to_one(he
             await learner.score(mixed)
 
 
-def test_a_batch_in_which_the_policy_had_no_choice_makes_no_update(make_learner):
-    made = [make_trajectory([1, 2, 3], "cff", reward=reward) for reward in (0.0, 1.0)]
-    update = make_learner()._update(batch_of(made))
-    assert update.weights.version == 0
-    assert update.skipped == (
-        "0 tokens are learnable with sampling.constrain=off and masks=exact, but algorithm.min_learnable_tokens is 1"
-    )
-
-
-def test_a_minibatch_without_a_choice_is_passed_over(tiny_model, make_learner):
-    learner = make_learner(algorithm={"minibatches": 3})
-    without = [make_trajectory([1, 2, 3], "cff", reward=reward) for reward in (0.0, 1.0)]
-    metrics = learner._update(batch_of([*without, replace(unheld(tiny_model), reward=4.0)])).metrics
-    assert metrics["optimiser_steps"] == 1.0
-    assert metrics["minibatches_without_signal"] == 2.0
-    assert metrics["learnable_tokens"] == 4.0
-
-
 def test_each_turn_is_replayed_from_the_beginning_and_each_row_belongs_to_its_token(held, grammars, tiny_model):
     mixed = [unheld(tiny_model), held[0]]
     learnable = [(False, True, False, True, False), learnable_tokens(held[0], "exact")]

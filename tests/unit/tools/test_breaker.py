@@ -6,7 +6,14 @@ import asyncio
 import pytest
 from virtual_clock import run_in_virtual_time
 
-from mcprl.errors import BreakerOpenError, BudgetExceededError, ServerBusyError, ServerFaultError, ServerLostError
+from mcprl.errors import (
+    BreakerOpenError,
+    BudgetExceededError,
+    CallDeadlineError,
+    ServerBusyError,
+    ServerFaultError,
+    ServerLostError,
+)
 from mcprl.tools.breaker import FAILURES, REST_S, Breaker
 
 PATIENT = 1000.0
@@ -61,6 +68,7 @@ def test_it_opens_after_exactly_so_many_failures_in_a_row():
     "error",
     [
         ServerBusyError("429", fix="wait"),
+        CallDeadlineError("a program of the policy may just be slow", fix="wait"),
         BudgetExceededError("spent", fix="raise it"),
         asyncio.CancelledError(),
         KeyError("bug"),

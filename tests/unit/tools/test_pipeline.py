@@ -31,6 +31,7 @@ from mcprl.tools import (
     open_toolbox,
 )
 from mcprl.tools.breaker import FAILURES
+from mcprl.tools.connection import Answer, ServerConnection
 from mcprl.tools.stats import merge_stats
 
 READ = ToolAnnotations(read_only_hint=True)
@@ -289,6 +290,19 @@ async def test_a_result_is_cut_cleaned_and_says_so(tmp_path):
     assert seen.truncated
     assert seen.text.startswith("red xxx")
     assert seen.text.splitlines()[-1].startswith("[cut: ")
+    assert len(seen.text.encode()) <= 1000
+
+
+@pytest.mark.parametrize(("size", "note"), [(5, "[cut: the result is longer than may be shown]"), (5000, "[cut: ")])
+async def test_a_result_that_the_transport_cut_says_so_within_its_limit(tmp_path, monkeypatch, size, note):
+    async def call_server(*_given: object, **_named: object) -> Answer:
+        return Answer("x" * size, truncated=True)
+
+    monkeypatch.setattr(ServerConnection, "call", call_server)
+    (seen,) = await observe(Market(), tmp_path, call("shout", text="x"), max_result_bytes=1000)
+    assert seen.truncated
+    assert seen.text.startswith("xxxxx")
+    assert seen.text.splitlines()[-1].startswith(note)
     assert len(seen.text.encode()) <= 1000
 
 
