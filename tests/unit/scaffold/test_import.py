@@ -242,7 +242,9 @@ def most_earned(project: ImportedProject) -> Iterator[tuple[str, tuple[float, st
     proven = [row for row in project.rows if row.status == "proven"]
     for place, row in enumerate(proven):
         others = [*proven[place + 1 :], *proven[:place]]
-        other = next(o.conversation.answer for o in others if o.conversation.answer and o.task.prompt != row.task.prompt)
+        other = next(
+            o.conversation.answer for o in others if o.conversation.answer and o.task.prompt != row.task.prompt
+        )
         yield f"{row.place.file} {row.place.row}", max(cheap_rewards(row, other))
 
 
