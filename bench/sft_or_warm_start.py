@@ -1,15 +1,17 @@
 """Which is better before RL, at the same budget: a warm start, or supervised fine-tuning?
 
-SmolLM2-135M on recipes/finance-cpu.yaml, as a person starts it. One arm is `mcprl train` with the recipe's warm start.
-The other is `mcprl sft` on the same solutions, then `mcprl train` from its adapter without a warm start, for as many
-steps as the first arm's processor seconds leave. Both are evaluated on the validation tasks, which no step saw.
+SmolLM2-135M on recipes/finance-cpu.yaml, or another recipe with a warm start, as a person starts it. One arm is
+`mcprl train` with the recipe's warm start. The other is `mcprl sft` on the same solutions, then `mcprl train` from its
+adapter without a warm start, for as many steps as the first arm's processor seconds leave. Both are evaluated on the
+validation tasks, which no step saw.
 
   warm_start_success, sft_success     mean over seeds
   difference, difference_low, difference_high   sft − warm start, paired by task, with its 95% interval
   warm_start_cpu_s, sft_cpu_s         processor seconds of the trainings, servers and sampler included; mean over seeds
   rl_steps                            steps of RL that were left after the fine-tuning, by seed
 
-    python bench/sft_or_warm_start.py [--seeds 1 2 3] [--steps N] [--sft-steps N] [--episodes N] [--set KEY=VALUE …]
+    python bench/sft_or_warm_start.py [--recipe FILE] [--seeds 1 2 3] [--steps N] [--sft-steps N] [--sft-rate RATE]
+                                      [--episodes N] [--set KEY=VALUE …]
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ import mcprl
 from servers.harness import say
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "finance-cpu.yaml"
-NAME = "finance-cpu"
 NORMAL = 1.96
 
 
@@ -38,42 +39,50 @@ def spent_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run(command: str, settings: list[str]) -> float:
-    """Run a command on the recipe. Returns its processor seconds."""
+def run(command: str, recipe: Path, settings: list[str]) -> float:
+    """Run a command on a recipe. Returns its processor seconds."""
     before = spent_s()
     given = [word for setting in settings for word in ("--set", setting)]
-    subprocess.run([sys.executable, "-m", "mcprl", command, str(RECIPE), *given], check=True, stdout=sys.stderr)
+    subprocess.run([sys.executable, "-m", "mcprl", command, str(recipe), *given], check=True, stdout=sys.stderr)
     return spent_s() - before
 
 
-def solved(adapter: Path, episodes: int, settings: list[str]) -> dict[str, float]:
+def solved(recipe: Path, adapter: Path, episodes: int, settings: list[str]) -> dict[str, float]:
     """The share of solved episodes of each validation task."""
-    evaluation = mcprl.evaluate(RECIPE, adapter=adapter, episodes=episodes, settings=settings)
+    evaluation = mcprl.evaluate(recipe, adapter=adapter, episodes=episodes, settings=settings)
     return {task.id: task.solved / task.episodes for task in evaluation.tasks}
 
 
 def compare(seed: int, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    recipe: Path = arguments.recipe
+    name = mcprl.load_recipe(recipe).name
     common = [f"seed={seed}", *arguments.set]
     warm, fine = folder / f"warm-{seed}", folder / f"sft-{seed}"
-    of_warm = run("train", [*common, f"training.steps={arguments.steps}", f"training.outputs={warm}"])
+    of_warm = run("train", recipe, [*common, f"training.steps={arguments.steps}", f"training.outputs={warm}"])
     say(f"seed {seed}: warm start and {arguments.steps} steps of RL took {of_warm:.0f} CPU s")
     # Validations would cost a part of the budget that the warm start does not pay.
     sft = [f"sft.steps={arguments.sft_steps}", f"sft.validate_every={arguments.sft_steps}", "sft.validation=0"]
-    of_sft = run("sft", [*common, *sft, "sft.learning_rate=1e-3", "tasks.validation=null", f"training.outputs={fine}"])
+    of_sft = run(
+        "sft",
+        recipe,
+        [*common, *sft, f"sft.learning_rate={arguments.sft_rate}", "tasks.validation=null", f"training.outputs={fine}"],
+    )
     steps = max(1, round((of_warm - of_sft) / (of_warm / arguments.steps)))
     say(f"seed {seed}: fine-tuning took {of_sft:.0f} CPU s; {steps} steps of RL are left")
-    adapter = fine / f"{NAME}-sft" / "adapter"
+    adapter = fine / f"{name}-sft" / "adapter"
     rl = ["algorithm.warm_start.weight=0", f"model.adapter={adapter}", f"training.steps={steps}"]
-    of_sft += run("train", [*common, *rl, f"training.outputs={fine}"])
-    both = [solved(arm / NAME / "adapter", arguments.episodes, common) for arm in (warm, fine)]
+    of_sft += run("train", recipe, [*common, *rl, f"training.outputs={fine}"])
+    both = [solved(recipe, arm / name / "adapter", arguments.episodes, common) for arm in (warm, fine)]
     return {"warm": both[0], "sft": both[1], "warm_cpu_s": of_warm, "sft_cpu_s": of_sft, "rl_steps": steps}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=24, help="of RL with the warm start")
     parser.add_argument("--sft-steps", type=int, default=16, help="of the fine-tuning, 16 conversations each")
+    parser.add_argument("--sft-rate", type=float, default=1e-3, help="learning rate of the fine-tuning")
     parser.add_argument("--episodes", type=int, default=2, help="per validation task")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both arms")
     arguments = parser.parse_args()

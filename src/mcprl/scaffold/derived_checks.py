@@ -41,12 +41,10 @@ _DASHES = re.compile(r"[‐-―−]")
 _WORD = re.compile(r"[A-Za-z][A-Za-z]+")
 _NAME = re.compile(r"[#@]?[\w^&][\w.&^=-]*[\w]|\w")
 _SENTENCE = re.compile(r"(?:\A|[.!?:]\s+|\n)\W*")
-_ITEM = re.compile(r"^[ \t]*[0-9]{1,2}[.)][ \t]", re.MULTILINE)
 _LABELLED = re.compile(
     r"^[ \t*\"'-]*(?P<label>[A-Za-z][\w /-]{0,40})[\"'*]{0,3}:[\"'* ]{1,4}(?P<value>\S.*?)[\"',* ]*$", re.M
 )
 _SYMBOL = re.compile(r"(?<![\w.$])[A-Z][A-Z0-9]{1,5}(?![\w])|#[a-z][\w-]+")
-_COUNTS: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _URL = re.compile(r"https?://\S+")
 _MESSAGING = re.compile(
     r"(?i)\b(?:post|send|share|alert|notify|brief|publish|reply|dm|distribute|push|tell|announce|let\b.{1,40}\bknow)\b"
@@ -151,17 +149,11 @@ def _entities(question: str) -> set[str]:
     return found
 
 
-def _numbers_asked(question: str) -> set[Decimal]:
-    words = {word.casefold() for word in _WORD.findall(question)}
-    return {*(Decimal(number) for number, word in enumerate(_COUNTS) if word in words), *numbers_in(question)}
-
-
 def determined(conversation: Conversation, call: Call, corpus: Corpus) -> dict[str, Any]:
     """Return the arguments of a call whose values follow from the question."""
     question = conversation.question
-    names, numbers = _entities(question), _numbers_asked(question)
+    names, numbers = _entities(question), numbers_in(question)
     named = {value for name in names for value in corpus.values_of(name)}
-    earlier = conversation.calls[: conversation.calls.index(call)]
     fixed: dict[str, Any] = {}
     for name, value in call.arguments.items():
         if isinstance(value, bool) or conversation.defaults.get((call.tool, name)) == value:
@@ -171,20 +163,9 @@ def determined(conversation: Conversation, call: Call, corpus: Corpus) -> dict[s
                 fixed[name] = value
         elif isinstance(value, str) and _NAME.fullmatch(value.strip()):
             plain = _DASHES.sub("-", value.strip()).lstrip("#@").casefold()
-            if plain in names or plain in named or _is_looked_up(value, names, earlier):
+            if plain in names or plain in named:
                 fixed[name] = value
     return fixed
-
-
-def _is_looked_up(value: str, names: set[str], earlier: Sequence[Call]) -> bool:
-    """Return True if an earlier result has only one line with a name from the question, and the value is on it."""
-    for call in earlier:
-        lines = [] if call.failed else call.text.split("\n")
-        for name in names:
-            having = [line for line in lines if f"#{name}" in line.casefold()]
-            if len(having) == 1 and meets(Contains(text=value), having[0]):
-                return True
-    return False
 
 
 # ---- values that tools returned ----
@@ -218,7 +199,7 @@ def _facts(text: str, conversation: Conversation, corpus: Corpus) -> list[_Fact]
 
 def _number_facts(text: str, question: str, asked: set[str], conversation: Conversation) -> Iterator[_Fact]:
     given = {abs(number) for number in numbers_in(question)}
-    stated = [number for number in dict.fromkeys(numbers_in(_ITEM.sub(" ", text))) if abs(number) not in given]
+    stated = [number for number in dict.fromkeys(numbers_in(text)) if abs(number) not in given]
     for source, call in enumerate(conversation.worked):
         for line, numbers in _numbers_by_line(call.text):
             overlap = -1

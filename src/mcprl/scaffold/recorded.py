@@ -110,7 +110,6 @@ class ImportedRow:
 
     place: Place
     task: Task
-    value: Any
     conversation: Conversation
     derived: Derived
     split: str | None = None
@@ -203,7 +202,7 @@ def import_project(files: Sequence[Path], out: Path, model: str = DEFAULT_MODEL)
     """
     require_empty(out)
     recordings = read_recordings(files)
-    read = [row for path in files for row in _read_rows(path)]
+    read = _with_own_ids([row for path in files for row in _read_rows(path)])
     shipped = asyncio.run(_shipped_tools())
     named = {
         *recordings.tools,
@@ -272,6 +271,12 @@ def _read_rows(path: Path) -> Iterator[_Read]:
             longest = max(conversations, key=len)
             read_conversation(longest, place, found, set())
             yield _Read(place, _task(value, longest, found), value, longest, found)
+
+
+def _with_own_ids(read: Sequence[_Read]) -> list[_Read]:
+    rows = (Row(file=Path(row.place.file), number=row.place.row, value=row.value) for row in read)
+    entries = with_own_ids([TaskEntry(task=row.task, row=own) for row, own in zip(read, rows, strict=True)])
+    return [replace(row, task=entry.task) for row, entry in zip(read, entries, strict=True)]
 
 
 def _task(value: Any, messages: Sequence[Any], found: Recordings) -> Task:
@@ -351,7 +356,6 @@ def _derived(
         ImportedRow(
             place=row.place,
             task=_with_goal(row.task, conversation, derived, usable),
-            value=row.value,
             conversation=conversation,
             derived=derived,
         )
@@ -386,34 +390,27 @@ def _with_goal(task: Task, conversation: Conversation, derived: Derived, usable:
 
 def _split(rows: Sequence[ImportedRow]) -> list[ImportedRow]:
     """Assign each proven task to train or validation. Train has no question that is in validation."""
-    proven = [number for number, row in enumerate(rows) if row.status == "proven"]
-    held = [number for number in proven if _VALIDATION.search(Path(rows[number].place.file).stem)]
-    if not held:
-        held = proven[_HELD_OUT - 1 :: _HELD_OUT]
-    asked = {normalised_question(rows[number].task) for number in held}
-    seen: dict[str, set[str]] = {"train": set(), "validation": set()}
-    placed = list(rows)
-    for number in proven:
-        split, question = "validation" if number in held else "train", normalised_question(rows[number].task)
-        lacking = {call.tool for call in rows[number].derived.calls} - set(rows[number].task.tools or ())
+    proven = [row for row in rows if row.status == "proven"]
+    held = {row.task.id for row in proven if _VALIDATION.search(Path(row.place.file).stem)}
+    held = held or {row.task.id for row in proven[_HELD_OUT - 1 :: _HELD_OUT]}
+    asked = {normalised_question(row.task) for row in proven if row.task.id in held}
+    seen: set[tuple[str, str]] = set()
+
+    def placed(row: ImportedRow) -> ImportedRow:
+        split, question = "validation" if row.task.id in held else "train", normalised_question(row.task)
+        lacking = {call.tool for call in row.derived.calls} - set(row.task.tools or ())
         if lacking:
             note = f"no recording and no server of mcprl can answer calls of {', '.join(sorted(lacking))}"
-            placed[number] = replace(rows[number], note=note)
         elif split == "train" and question in asked:
-            placed[number] = replace(rows[number], note="a validation task asks the same question")
-        elif question in seen[split]:
-            placed[number] = replace(rows[number], note="another row asks the same question")
+            note = "a validation task asks the same question"
+        elif (split, question) in seen:
+            note = "another row asks the same question"
         else:
-            seen[split].add(question)
-            placed[number] = replace(rows[number], split=split)
-    for split in seen:
-        chosen = [number for number, row in enumerate(placed) if row.split == split]
-        entries = with_own_ids(
-            [TaskEntry(task=placed[n].task, row=Row(file=Path(), number=n, value=placed[n].value)) for n in chosen]
-        )
-        for number, entry in zip(chosen, entries, strict=True):
-            placed[number] = replace(placed[number], task=entry.task)
-    return placed
+            seen.add((split, question))
+            return replace(row, split=split)
+        return replace(row, note=note)
+
+    return [placed(row) if row.status == "proven" else row for row in rows]
 
 
 def _write(project: ImportedProject, tools: Mapping[str, Tool], cassette: Path, recipe: Mapping[str, Any]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from mcprl.goals import Contains, ExpectedCall, Goal, HasNumber, MeetsSome
 from mcprl.recipe import load_recipe
 from mcprl.scaffold import recorded
 from mcprl.scaffold.derived_checks import CHEAP, REWARDS, Call, Conversation, Corpus, derive, reward
-from mcprl.scaffold.recorded import import_project
+from mcprl.scaffold.recorded import ImportedProject, ImportedRow, import_project
 from mcprl.tasks import load_tasks
 from mcprl.tools import Cassette, ToolDefinition
 from shipped_tools import SHIPPED_TOOLS
@@ -211,6 +213,45 @@ def test_nothing_is_written_if_nothing_can_be_proven_or_the_folder_is_taken(with
         import_project([EXAMPLE], out)
 
 
+def cheap_rewards(row: ImportedRow, other: str) -> Iterator[tuple[float, str]]:
+    """The rewards of policies that know the right tools, or the right calls, but not what they returned."""
+    goal, calls = row.derived.goal, row.derived.calls
+    assert goal is not None
+    texts = {(write.tool, name) for write in goal.writes for name in write.texts}
+    question = " ".join(message["content"] for message in row.task.prompt if message["role"] == "user")
+    numbers = " ".join(re.findall(r"\d[\d,.]*\d|\d", " ".join(call.text for call in calls)))
+
+    def says(text: str) -> float:
+        def said(call: Call) -> Call:
+            arguments = {name: text if (call.tool, name) in texts else value for name, value in call.arguments.items()}
+            return replace(call, arguments=arguments)
+
+        return reward(goal, [said(call) for call in calls], text)
+
+    wrong = [replace(call, arguments=dict.fromkeys(call.arguments, "x")) for call in calls]
+    yield reward(goal, wrong, "ok"), "right tools with wrong arguments"
+    yield says(other), "the answer of another task"
+    yield says(question), "the question"
+    yield says(numbers), "all numbers of the results"
+    if goal.answer is not None:  # a task that only writes needs no answer
+        yield reward(goal, calls, ""), "right calls with an empty answer"
+
+
+def most_earned(project: ImportedProject) -> Iterator[tuple[str, tuple[float, str]]]:
+    """The highest reward of a cheap policy on each proven task. The other task is the next one."""
+    proven = [row for row in project.rows if row.status == "proven"]
+    for place, row in enumerate(proven):
+        others = [*proven[place + 1 :], *proven[:place]]
+        other = next(
+            o.conversation.answer for o in others if o.conversation.answer and o.task.prompt != row.task.prompt
+        )
+        yield f"{row.place.file} {row.place.row}", max(cheap_rewards(row, other))
+
+
+def test_cheap_policies_earn_at_most_half_on_the_example(project):
+    assert {name: earned for name, earned in most_earned(project) if earned[0] > CHEAP} == {}
+
+
 @pytest.fixture(scope="module")
 def users_files(shipped, tmp_path_factory):
     names = ("recorded-train", "recorded-validation", "processed-train")
@@ -230,6 +271,7 @@ def users_files(shipped, tmp_path_factory):
 def test_most_usable_rows_of_the_users_files_have_a_proven_check(users_files, record_property):
     figures = users_files.to_json()
     record_property("import", json.dumps({name: figures[name] for name in ("rows", "usable", "proven", "checks")}))
+    record_property("proven_share", figures["proven"] / figures["usable"])
     assert figures["rows"] == 94 + 28 + 10
     assert figures["proven"] >= 0.8 * figures["usable"]
     for row in users_files.rows:
@@ -242,6 +284,17 @@ def test_most_usable_rows_of_the_users_files_have_a_proven_check(users_files, re
 
 
 POLICIES = {"wrong arguments", "empty answer", "another answer", "question echoed", "numbers listed"}
+
+
+@pytest.mark.full
+def test_cheap_policies_earn_at_most_half_on_the_users_files(users_files, record_property):
+    most = dict(most_earned(users_files))
+    paid = {name: earned for name, earned in most.items() if earned[0] > CHEAP}
+    share = 1 - len(paid) / len(most)
+    record_property("cheap_share", share)
+    record_property("paid_tasks", json.dumps(paid))
+    assert len(most) == users_files.to_json()["proven"]
+    assert share >= 0.95, paid
 
 
 @pytest.mark.full
