@@ -128,7 +128,7 @@ def measure(value: Any, *, most_bytes: int, most_depth: int = MAX_DEPTH) -> int:
 
 
 def is_found(pattern: str, text: str) -> bool:
-    """Return whether the pattern is found anywhere in the text.
+    """Return whether the pattern matches anywhere in the text.
 
     >>> is_found("^[A-Z]{4}$", "VLKN"), is_found("^[A-Z]{4}$", "It is VLKN.")
     (True, False)
@@ -138,7 +138,7 @@ def is_found(pattern: str, text: str) -> bool:
 
 
 def why_no_pattern(pattern: str) -> str | None:
-    """Return what is wrong with a pattern, or None."""
+    """Return what is wrong with a pattern, or None if it can be used."""
     if len(pattern) > MAX_PATTERN_CHARS:
         return f"a regular expression of more than {MAX_PATTERN_CHARS} characters"
     try:

@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Write the adapter or the model of a run into a new folder, with a model card, ready for `hf upload`.
 
-    Absolute paths, keys and the recipe's prompts stay here: the card has settings, digests, curves and evaluations.
+    The card has settings, digests, curves and evaluations, but no absolute paths, keys or prompts from the recipe.
     """
     from mcprl.errors import BadValueError, NoRunError
     from mcprl.evaluation.results import read_evaluation
@@ -49,7 +49,7 @@ def command(
         raise NoRunError(f"{run} is {found.state.value} and has no final weights", fix=f"`mcprl resume {run}`")
     if not base and (Path(found.model).is_absolute() or Path(found.model).is_dir()):
         raise BadValueError(
-            "the base model of the run is a folder of this machine", fix="give its Hub name with --base"
+            "the base model of the run is a folder on this machine", fix="give its Hub name with --base"
         )
     if out.exists():
         raise BadValueError(f"{out} exists", fix="give a new folder")
@@ -76,7 +76,7 @@ def command(
 def model_card(
     run: PastRun, base: str, licence: str, *, is_adapter: bool, evaluations: Sequence[Evaluation] = ()
 ) -> str:
-    """Return the model card: how the model was made, from what data, how it learned, and how well it does."""
+    """Return the model card: how the model was trained, on what data, its learning curve and its evaluations."""
     metadata = {
         "base_model": base,
         "library_name": "peft" if is_adapter else "transformers",

@@ -294,7 +294,11 @@ def import_tasks(
         f"{figures['rows']} rows: {figures['usable']} usable, {figures['proven']} with proven checks ({checks})",
         f"{figures['train']} training tasks, {figures['validation']} validation tasks, "
         f"{figures['demonstrations']} demonstrations; {out / 'report.md'} explains each row",
-        *([f"{len(project.unreadable)} parts cannot be read; report.md lists them"] if project.unreadable else ()),
+        *(
+            [f"{len(project.unreadable)} parts of the files cannot be read; report.md lists them"]
+            if project.unreadable
+            else ()
+        ),
         f"next: mcprl doctor {out / 'recipe.yaml'} --fast",
     ):
         console.print(_words(line), soft_wrap=True)

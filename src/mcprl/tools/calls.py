@@ -192,7 +192,7 @@ Instead = Callable[[str], Observation | None]
 
 _MAX_NAMES_SHOWN = 12
 _BUSY_S = 1.0
-_CUT = "[cut: the result is longer than may be shown]"
+_CUT = "[cut: the result is longer than the limit]"
 _NOT_RECORDED = "There is no recorded answer to this call. Try another tool or other arguments."
 
 

@@ -30,7 +30,7 @@ _JUDGING = ("validation", "valid", "val", "dev", "test", "eval")
 
 
 async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
-    """Read the tasks and the preamble. Check that each task can be scored, and that they suffice for a step."""
+    """Read the tasks and the preamble. Check that each task can be scored, and that there are enough for a step."""
     config = examination.config.value
     try:
         examination.preamble.put(load_preamble(config.tasks.preamble))
