@@ -37,7 +37,8 @@ MAX_TEMPLATE_CHARS = 64 * 1024
 MAX_TEMPLATE_OUTPUT = 1024 * 1024
 """Maximum length of each text and each list that a chat template produces."""
 MAX_TEMPLATE_S = 1.5
-"""Maximum processor time of a rendering of a chat template; while a template is loaded, of all renderings together."""
+"""Maximum processor time for one rendering of a chat template; while a template is loaded, for all renderings together.
+"""
 MAX_CASSETTE_VALUE_BYTES = 64 * 1024 * 1024
 """Maximum size of one value in a cassette: an answer, or the tools of a server."""
 MAX_CASSETTE_STEPS = 20

@@ -197,7 +197,7 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
         ),
         (learner.processes > 1, "learner.processes above 1: the server distributes the work itself, so set it to 1"),
         (sampling.temperature != 1.0, "logprobs at a temperature other than 1: set sampling.temperature to 1.0"),
-        (bool(sampling.stop), "stop texts, only stop token ids: leave sampling.stop empty"),
+        (bool(sampling.stop), "stop strings: leave sampling.stop empty, and turns end at a stop token"),
         (sampling.constrain != "off", "grammars: set sampling.constrain to off"),
         (config.model.adapter is not None, "an initial adapter: set model.adapter to null"),
         (
@@ -234,7 +234,9 @@ class TasksConfig(Section):
     )
     preamble: FilePath | None = Field(
         default=None,
-        description="JSON list of messages inserted before those of each task: a system prompt, worked examples.",
+        description=(
+            "JSON list of messages inserted before those of each task, such as a system prompt and worked examples."
+        ),
     )
 
 
@@ -250,8 +252,8 @@ def _with_default_turns(value: object) -> object:
 class EpisodesConfig(Section):
     """How episodes run."""
 
-    group_size: int = Field(default=8, ge=2, description="Episodes per task; their rewards are compared.")
-    max_concurrent: int = Field(default=64, ge=1, description="Episodes that run at the same time.")
+    group_size: int = Field(default=8, ge=2, description="Number of episodes per task, whose rewards are compared.")
+    max_concurrent: int = Field(default=64, ge=1, description="Maximum number of concurrent episodes.")
     max_turns: Annotated[dict[Difficulty, _AtLeastOne], BeforeValidator(_with_default_turns)] = Field(
         default=_MAX_TURNS, description="Maximum turns per episode, by difficulty of the task."
     )
@@ -281,7 +283,7 @@ class JudgeConfig(Section):
 class RewardFunctionConfig(Section):
     """A reward function in Python. Its result becomes one more part of the reward of every episode."""
 
-    function: OwnFunction = Field(description="The function, as rewards.py:name, relative to the recipe.")
+    function: OwnFunction = Field(description="The function, such as rewards.py:name, relative to the recipe.")
     weight: float = Field(ge=0, description="Weight of the function's value, from -1 to 1.")
     deadline_s: float = Field(default=10.0, gt=0, le=3600, description="Deadline of a call, in seconds.")
     probes: tuple[str, ...] = Field(
@@ -358,7 +360,7 @@ class LearnerConfig(Section):
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="Maximum gradient norm; null: no clipping.")
     lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
-    microbatch: int = Field(default=4, ge=1, description="Trajectories per forward pass.")
+    microbatch: int = Field(default=4, ge=1, description="Number of trajectories per forward pass.")
     share_prefix: bool = Field(
         default=True, description="Compute a prefix only once if several trajectories of a forward pass share it."
     )
@@ -494,7 +496,7 @@ def _known_loss(value: str) -> str:
 
 def _known_advantages(value: str) -> str:
     if value not in ADVANTAGES and not re.fullmatch(_REFERENCE, value):
-        raise ValueError(f"advantages are {', '.join(ADVANTAGES)}, or a function of your own such as mine.py:name")
+        raise ValueError(f"advantages are {', '.join(ADVANTAGES)}, or your own function, such as advantages.py:name")
     return value
 
 
@@ -504,9 +506,9 @@ class AlgorithmConfig(Section):
     advantages: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_advantages)] = Field(
         default="grpo",
         description=(
-            "grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: the same without the "
-            "division; rloo: reward minus the mean of the other members; gae: relative to a value head; or a "
-            "function of your own, as advantages.py:name."
+            "grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: the same without "
+            "the division; rloo: reward minus the mean of the other members; gae: relative to a value head; or "
+            "your own function, such as advantages.py:name."
         ),
     )
     whiten: bool = Field(
@@ -516,13 +518,15 @@ class AlgorithmConfig(Section):
         default="ppo",
         description=(
             "ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob; or your own "
-            "function, as losses.py:name."
+            "function, such as losses.py:name."
         ),
     )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         default="token_mean",
-        description="token_mean: mean over all tokens; sequence_mean: mean over episodes of their means; constant: "
-        "each episode's sum divided by model.context_tokens, as in Dr. GRPO.",
+        description=(
+            "token_mean: mean over all tokens; sequence_mean: mean of the episodes' means; constant: each episode's sum "
+            "divided by model.context_tokens, as in Dr. GRPO."
+        ),
     )
     clip_low: float = Field(default=0.2, gt=0, le=1, description="Ratios are clipped below 1 − clip_low.")
     clip_high: float = Field(default=0.2, gt=0, description="Ratios are clipped above 1 + clip_high.")
@@ -659,7 +663,7 @@ class SamplingConfig(Section):
 
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature, also used by the learner.")
     max_tokens: int = Field(default=512, ge=1, description="Maximum length of a turn, in tokens.")
-    stop: tuple[str, ...] = Field(default=(), description="Texts that end a turn, such as </tool_call>.")
+    stop: tuple[str, ...] = Field(default=(), description="Strings that end a turn, such as </tool_call>.")
     constrain: Annotated[Literal["off", "calls", "act"], BeforeValidator(_off_as_text)] = Field(
         default="off",
         description=(
@@ -680,7 +684,9 @@ class TrainingConfig(Section):
     """The training loop."""
 
     steps: int = Field(default=100, ge=1, description="Number of steps; each step collects a batch and learns from it.")
-    tasks_per_step: int = Field(default=8, ge=1, description="Tasks per batch, each with a group of episodes.")
+    tasks_per_step: int = Field(
+        default=8, ge=1, description="Number of tasks per batch; each task gets a group of episodes."
+    )
     max_staleness: int = Field(
         default=0,
         ge=0,
@@ -689,7 +695,7 @@ class TrainingConfig(Section):
             "above 0: later steps are collected during an update (requires algorithm.old_logprobs=recomputed)."
         ),
     )
-    checkpoint_every: int = Field(default=1, ge=1, description="Steps between checkpoints.")
+    checkpoint_every: int = Field(default=1, ge=1, description="Number of steps between checkpoints.")
     keep_checkpoints: int = Field(
         default=3,
         ge=1,
@@ -730,7 +736,7 @@ class SftConfig(Section):
         ),
     )
     validate_every: int = Field(
-        default=10, ge=1, description="Steps between validations; each one also saves a checkpoint."
+        default=10, ge=1, description="Number of steps between validations; each validation also saves a checkpoint."
     )
 
 
@@ -906,7 +912,7 @@ class ServersConfig(Section):
         ),
     )
     settings: dict[str, ServerSettings] = Field(
-        default_factory=dict[str, ServerSettings], description="Settings per server, by its name."
+        default_factory=dict[str, ServerSettings], description="Settings of single servers, by name."
     )
 
     @model_validator(mode="after")
@@ -934,13 +940,13 @@ _PROJECT = r"^[^/\s]+(/[^/\s]+)?$"
 class WandbConfig(Section):
     """Weights & Biases: metrics, verdicts, a few episodes per step, and the trained weights as an artifact."""
 
-    project: str = Field(pattern=_PROJECT, description="W&B project, as entity/project or project.")
+    project: str = Field(pattern=_PROJECT, description="W&B project: entity/project, or project alone.")
 
 
 class WeaveConfig(Section):
     """Weave: a trace per episode, with its turns and calls."""
 
-    project: str = Field(pattern=_PROJECT, description="Weave project, as entity/project or project.")
+    project: str = Field(pattern=_PROJECT, description="Weave project: entity/project, or project alone.")
 
 
 class OpenTelemetryConfig(Section):
@@ -953,7 +959,9 @@ class TrackingConfig(Section):
     """Trackers of a run, in addition to its folder. A tracker that is down neither slows nor stops the run."""
 
     tensorboard: bool = Field(default=False, description="Write TensorBoard files to the run's folder.")
-    tracker: OwnFunction | None = Field(default=None, description="Your own tracker, as tracker.py:Class; null: none.")
+    tracker: OwnFunction | None = Field(
+        default=None, description="Your own tracker, such as tracker.py:Class; null: none."
+    )
     wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; null: off.")
     weave: WeaveConfig | None = Field(default=None, description="Weave; null: off.")
     opentelemetry: OpenTelemetryConfig | None = Field(default=None, description="OpenTelemetry; null: off.")

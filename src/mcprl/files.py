@@ -39,7 +39,7 @@ def _plain(value: object) -> object:
         entries = cast("Mapping[Any, object]", value)
         for key in entries:
             if not isinstance(key, str):
-                raise ValueError(f"a key that is not text: {key!r}")
+                raise ValueError(f"a key that is not a string: {key!r}")
         return {key: _plain(entry) for key, entry in entries.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in cast("list[object]", value)]

@@ -72,7 +72,7 @@ class ControlText:
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the control tokens that structure chats, by text."""
+    """Return the ids of the control tokens that structure chats, by their text."""
     added: Mapping[int, Any] = cast("Any", tokenizer).added_tokens_decoder
     texts = {
         str(token.content): token_id

@@ -26,11 +26,12 @@ _DIGESTS = {"tasks": "tasks", "tools": "tools", "servers": "servers file", "mode
 def command(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", help="New folder for the result.", show_default=False)],
-    base: Annotated[str, typer.Option("--base", help="Hub name of the base model, if the run had a folder.")] = "",
+    base: Annotated[str, typer.Option("--base", help="Hub name of the base model, if model.path is a folder.")] = "",
     licence: Annotated[str, typer.Option("--license", help="License id, such as apache-2.0.")] = "other",
     merged: Annotated[bool, typer.Option("--merged", help="Merge the adapter into the base model.")] = False,
     evaluations: Annotated[
-        list[Path] | None, typer.Option("--eval", exists=True, help="Evaluation to show; may be repeated.")
+        list[Path] | None,
+        typer.Option("--eval", exists=True, help="Evaluation to include in the model card. May be repeated."),
     ] = None,
 ) -> None:
     """Write the adapter or the model of a run into a new folder, with a model card, ready for `hf upload`.
@@ -93,7 +94,7 @@ def model_card(
         + (" (see that of the base model)." if licence == "other" else "."),
         "## Recipe",
         _table(("setting", "value"), ((name, _public(value)) for name, value in run.changed_settings().items())),
-        "Settings that differ from mcprl's defaults. Of paths, only the last part is shown.",
+        "Settings that differ from mcprl's defaults. Paths are shortened to their last part.",
         "## Data",
         _table(("what", "digest (BLAKE2b)"), _digests(run)),
         "## Curves",

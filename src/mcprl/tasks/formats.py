@@ -382,7 +382,7 @@ _Reference = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")]
 class CheckLine(_Line):
     """A function of your own that returns how far the task is solved, from 0 to 1."""
 
-    function: _Reference = Field(description="The function, as checks.py:name, relative to the task file.")
+    function: _Reference = Field(description="The function, such as checks.py:name, relative to the task file.")
     probes: list[_Words] = Field(
         default_factory=list[str], description="Tools that the function may call on the servers of the episode."
     )
@@ -437,7 +437,7 @@ class TaskLine(_Line):
     )
     rubric: _Words | None = Field(default=None, description="Instructions for the judge: what makes an answer good.")
     check: Annotated[CheckLine, BeforeValidator(_as_check, json_schema_input_type=_Reference | CheckLine)] | None = (
-        Field(default=None, description="A check of your own: a Python function, as checks.py:name.")
+        Field(default=None, description="Your own check: a Python function, such as checks.py:name.")
     )
     tools: list[str] | None = Field(default=None, description="Tools to offer; default: all tools of the servers.")
     difficulty: Difficulty = Field(default=Difficulty.MEDIUM, strict=False, description="easy, medium or hard.")

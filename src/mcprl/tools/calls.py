@@ -319,7 +319,7 @@ class Pipeline:
         return _Outcome(answer, attempts=attempts, shared=shared)
 
     def world_of(self, tool: Tool) -> Literal["recorded", "live"]:
-        """Return what answers the calls of a tool in mode mixed: the cassette (recorded) or a server (live)."""
+        """Return where calls of a tool go in mode mixed: to the cassette (recorded) or to a server (live)."""
         route = self._routes[tool.server]
         has_recordings = (route.name, tool.name) in self._recorded_tools
         replays = has_recordings and matches(tool.name, route.settings.recorded)

@@ -157,7 +157,7 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
     if drift:
         yield _drift(drift)
     if not found[ProblemKind.UNKNOWN_TOOL] and not found[ProblemKind.UNREACHABLE]:
-        yield fine("tasks and tools", f"{len(catalog)} tools; the tasks match them in every name, argument and limit")
+        yield fine("tasks and tools", f"{len(catalog)} tools; every name, argument and limit in the tasks matches them")
 
 
 async def check_preamble(examination: Examination) -> AsyncIterator[Finding]:

@@ -139,7 +139,7 @@ def invalid_calls(view: StepView) -> Verdict | None:
         severity = Severity.WARN
     else:
         return None
-    what = f"after {step} steps {rate:.0%} of calls are valid"
+    what = f"after {step} steps, {rate:.0%} of calls are valid"
     if view.config.sampling.constrain == "off":
         what += ": the policy does not follow the call format or the tools' schemas"
         fix = "add correct example calls to tasks.preamble"

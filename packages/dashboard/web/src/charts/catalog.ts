@@ -290,7 +290,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Machine",
     title: "GPU memory",
-    about: "Memory of all GPUs together, in GiB.",
+    about: "Memory in use on all GPUs, in GiB.",
     series: named(["gpu_memory_gib", "used"], ["gpu_memory_total_gib", "total"]),
     format: (value) => (value === null ? "–" : `${figure(value)} GiB`),
     range: [0, null],

@@ -87,7 +87,7 @@ export function Gantt({ spans }: { spans: Span[] }) {
         )
       }
     >
-      <div ref={box} class="plot gantt" role="img" aria-label="Activities of the run over time; see its data below" />
+      <div ref={box} class="plot gantt" role="img" aria-label="Timeline of the run; the table below has its data" />
     </ChartFrame>
   );
 }
