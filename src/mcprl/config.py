@@ -524,8 +524,8 @@ class AlgorithmConfig(Section):
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         default="token_mean",
         description=(
-            "token_mean: mean over all tokens; sequence_mean: mean of the episodes' means; constant: each episode's sum "
-            "divided by model.context_tokens, as in Dr. GRPO."
+            "token_mean: mean over all tokens; sequence_mean: mean of the episodes' means; constant: each episode's "
+            "sum divided by model.context_tokens, as in Dr. GRPO."
         ),
     )
     clip_low: float = Field(default=0.2, gt=0, le=1, description="Ratios are clipped below 1 − clip_low.")
