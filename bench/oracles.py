@@ -89,15 +89,19 @@ def compare(count: int, peers_python: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A row for each function: whom it was compared with, and the largest difference."""
-    lines = [f"{rows[0]['cases']:,} cases each.", "", "| function | oracles | largest difference |", "|---|---|---|"]
+    """A row for each set of oracles: the functions that were compared with them, and their largest difference."""
+    functions: dict[str, list[str]] = {}
+    worst: dict[str, float] = {}
     for written, group in groupby(rows, key=lambda row: row["function"]):
         found = list(group)
         name, _, way = written.partition(", ")
         oracles = ", ".join(row["oracle"].split(" `")[0] for row in found)
-        difference = max(row["largest_difference"] for row in found)
-        lines.append(f"| `{name}`{', ' * bool(way)}{way} | {oracles} | {difference:.1e} |")
-    return "\n".join(lines)
+        functions.setdefault(oracles, []).append(f"`{name}`{f' ({way})' if way else ''}")
+        worst[oracles] = max(worst.get(oracles, 0.0), *(row["largest_difference"] for row in found))
+    lines = [f"{rows[0]['cases']:,} cases each.", "", "| oracles | functions | largest difference |", "|---|---|---|"]
+    return "\n".join(
+        [*lines, *(f"| {name} | {', '.join(found)} | {worst[name]:.1e} |" for name, found in functions.items())]
+    )
 
 
 def main() -> int:

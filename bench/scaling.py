@@ -25,7 +25,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -265,12 +264,9 @@ def with_figures(page: str, written: Mapping[str, Any]) -> str:
 
 
 def figures(written: Mapping[str, Any]) -> str:
-    """Two tables: the constants, and the prediction against the measurement."""
+    """The prediction against the measurement."""
     check = written["check"]
     lines = [f"Measured on {written['machine']}."]
-    for how, constants in groupby(written["constants"].items(), key=lambda item: item[1]["how"]):
-        lines += ["", f"From {how}:", "", "| Constant | Value | Unit |", "|---|---:|---|"]
-        lines += [f"| `{name}` | {constant['value']:,.4g} | {constant['unit']} |" for name, constant in constants]
     lines += [
         "",
         f"{check['episodes']:,} episodes at once, {check['turns']} calls of {check['tool_s']:g} s each, "
@@ -282,12 +278,8 @@ def figures(written: Mapping[str, Any]) -> str:
     ]
     for name, title, scale, unit in (
         ("wall", "wall time", 1, "s"),
-        ("driver_cpu", "processor time, driver", 1, "s"),
-        ("worker_cpu", "processor time, workers", 1, "s"),
-        ("cpu", "processor time, together", 1, "s"),
-        ("driver_memory", "memory, driver", 2**20, "MiB"),
-        ("worker_memory", "memory, workers", 2**20, "MiB"),
-        ("memory", "memory, together", 2**20, "MiB"),
+        ("cpu", "processor time", 1, "s"),
+        ("memory", "memory", 2**20, "MiB"),
     ):
         said, was = (check[f"{name}_{which}"] / scale for which in ("predicted", "measured"))
         lines.append(f"| {title} | {said:,.1f} {unit} | {was:,.1f} {unit} | {check[f'{name}_error']:.1%} |")

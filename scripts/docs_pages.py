@@ -41,9 +41,9 @@ def errors_page() -> str:
 
     pages = error_pages().values()
     page = GENERATED.format(source="src/mcprl/errors.py") + (
-        "# Errors\n\nEvery error is one sentence: its code, what happened, and what to do. `mcprl explain E-TOOL-003`"
-        " prints what this page says of a code. Here each code has its meaning, usual causes, fix, and the first part"
-        " of a message. Whose fault an error is decides what a run does next:\n\n"
+        "# Errors\n\nEvery error is one sentence: its code, what happened, and what to do. This page has the meaning of"
+        " each code, its usual causes and its fix; `mcprl explain E-TOOL-003` also prints an example. What a run does"
+        " next depends on whose fault the error is:\n\n"
     )
     for branch in McprlError.__subclasses__():
         page += f"- **{branch.fault.value}**: {FAULTS[branch.fault]}\n"
@@ -59,11 +59,9 @@ def errors_page() -> str:
 
 def error_section(page: ErrorPage) -> str:
     """One error under an anchor that is its code in small letters, as in errors.md#e-tool-003."""
-    causes = "\n".join(f"- {cause}" for cause in page.causes)
-    message, _, _ = page.example.partition(" Fix: ")
     return (
         f"\n### {page.code} {{ #{page.code.lower()} }}\n\n{page.meaning} (`{page.name}`, {page.fault.value})\n\n"
-        f"{causes}\n\nFix: {page.fix}\n\n> {message}\n"
+        f"Causes: {'; '.join(page.causes)}.\n\nFix: {page.fix}\n"
     )
 
 

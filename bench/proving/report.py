@@ -56,7 +56,7 @@ def tables(judged: Judged) -> dict[str, str]:
     """By the marker of the page that each stands between."""
     main = judged.runs[MAIN]
     made = {"proof": proof_table(judged), "kinds": kinds_table(main), "seeds": seeds_table(judged.runs)}
-    made |= {"failures": failures_table(main), "measures": measures_table(main)}
+    made |= {"failures": failures_table(main)}
     return made | {"wall-clock": wall_clock_table()}
 
 
@@ -156,16 +156,6 @@ def seeds_table(judged: Mapping[str, list[Path]]) -> str:
             minutes = sum(step["step_s"] for step in metrics_of(run)) / 60
             both = [percent(pooled([read(run / file)])) for file in ("warm.json", "validation.json")]
             rows.append(f"| `{run.name}` | {' | '.join(both)} | {minutes:.0f} |")
-    return "\n".join(rows)
-
-
-def measures_table(runs: Sequence[Path]) -> str:
-    """What each run says of itself at its end, as `mcprl train` prints it."""
-    by_run = [read(run / "summary.json")["success"] for run in runs]
-    rows = [f"| measure | bar | {' | '.join(f'`{run.name}`' for run in runs)} |", "|---|---|" + "---|" * len(runs)]
-    for measures in zip(*by_run, strict=True):
-        cells = [f"{'✓' if measure['met'] else '✗'} {measure['value']:.3g}" for measure in measures]
-        rows.append(f"| {measures[0]['name']} | {measures[0]['bar']} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

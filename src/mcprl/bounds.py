@@ -37,7 +37,8 @@ MAX_TEMPLATE_CHARS = 64 * 1024
 MAX_TEMPLATE_OUTPUT = 1024 * 1024
 """Maximum length of each text and each list that a chat template produces."""
 MAX_TEMPLATE_S = 1.5
-"""Maximum processor time of a rendering of a chat template; while a template is loaded, of all renderings together."""
+"""Maximum processor time for one rendering of a chat template; while a template is loaded, for all renderings together.
+"""
 MAX_CASSETTE_VALUE_BYTES = 64 * 1024 * 1024
 """Maximum size of one value in a cassette: an answer, or the tools of a server."""
 MAX_CASSETTE_STEPS = 20
@@ -128,7 +129,7 @@ def measure(value: Any, *, most_bytes: int, most_depth: int = MAX_DEPTH) -> int:
 
 
 def is_found(pattern: str, text: str) -> bool:
-    """Return whether the pattern is found anywhere in the text.
+    """Return whether the pattern matches anywhere in the text.
 
     >>> is_found("^[A-Z]{4}$", "VLKN"), is_found("^[A-Z]{4}$", "It is VLKN.")
     (True, False)
@@ -138,7 +139,7 @@ def is_found(pattern: str, text: str) -> bool:
 
 
 def why_no_pattern(pattern: str) -> str | None:
-    """Return what is wrong with a pattern, or None."""
+    """Return what is wrong with a pattern, or None if it can be used."""
     if len(pattern) > MAX_PATTERN_CHARS:
         return f"a regular expression of more than {MAX_PATTERN_CHARS} characters"
     try:

@@ -197,7 +197,7 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
         ),
         (learner.processes > 1, "learner.processes above 1: the server distributes the work itself, so set it to 1"),
         (sampling.temperature != 1.0, "logprobs at a temperature other than 1: set sampling.temperature to 1.0"),
-        (bool(sampling.stop), "stop texts, only stop token ids: leave sampling.stop empty"),
+        (bool(sampling.stop), "stop strings: leave sampling.stop empty, and turns end at a stop token"),
         (sampling.constrain != "off", "grammars: set sampling.constrain to off"),
         (config.model.adapter is not None, "an initial adapter: set model.adapter to null"),
         (
@@ -234,7 +234,9 @@ class TasksConfig(Section):
     )
     preamble: FilePath | None = Field(
         default=None,
-        description="JSON list of messages inserted before those of each task: a system prompt, worked examples.",
+        description=(
+            "JSON list of messages inserted before those of each task, such as a system prompt and worked examples."
+        ),
     )
 
 
@@ -250,8 +252,8 @@ def _with_default_turns(value: object) -> object:
 class EpisodesConfig(Section):
     """How episodes run."""
 
-    group_size: int = Field(default=8, ge=2, description="Episodes per task; their rewards are compared.")
-    max_concurrent: int = Field(default=64, ge=1, description="Episodes that run at the same time.")
+    group_size: int = Field(default=8, ge=2, description="Number of episodes per task, whose rewards are compared.")
+    max_concurrent: int = Field(default=64, ge=1, description="Maximum number of concurrent episodes.")
     max_turns: Annotated[dict[Difficulty, _AtLeastOne], BeforeValidator(_with_default_turns)] = Field(
         default=_MAX_TURNS, description="Maximum turns per episode, by difficulty of the task."
     )
@@ -259,7 +261,10 @@ class EpisodesConfig(Section):
         default=600.0, gt=0, description="Deadline of an episode, in seconds; it also limits single turns."
     )
     injected_errors: float = Field(
-        default=0.0, ge=0, lt=1, description="Share of tool calls that fail on purpose, to teach recovery."
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of tool calls that mcprl makes fail on purpose, to teach the policy to recover.",
     )
 
     def turn_limit(self, task: Task) -> int:
@@ -278,11 +283,11 @@ class JudgeConfig(Section):
 class RewardFunctionConfig(Section):
     """A reward function in Python. Its result becomes one more part of the reward of every episode."""
 
-    function: OwnFunction = Field(description="The function, as rewards.py:name, relative to the recipe.")
+    function: OwnFunction = Field(description="The function, such as rewards.py:name, relative to the recipe.")
     weight: float = Field(ge=0, description="Weight of the function's value, from -1 to 1.")
     deadline_s: float = Field(default=10.0, gt=0, le=3600, description="Deadline of a call, in seconds.")
     probes: tuple[str, ...] = Field(
-        default=(), description="Tools that the function may call on the episode's servers."
+        default=(), description="Tools that the function may call on the servers of the episode."
     )
     on_error: Literal["stop", "lose_episode"] = Field(
         default="stop",
@@ -308,7 +313,7 @@ class RewardsConfig(Section):
     )
     efficiency: float = Field(default=0.1, ge=0, description="Weight of call efficiency: expected calls ÷ calls made.")
     rubric: float = Field(default=1.0, ge=0, description="Weight of the judge's grade, for tasks with a rubric.")
-    check: float = Field(default=1.0, ge=0, description="Weight of what a task's own check in Python returns.")
+    check: float = Field(default=1.0, ge=0, description="Weight of the result of a task's own Python check.")
     invalid_call: float = Field(default=0.05, ge=0, description="Penalty per invalid call.")
     unanswered: float = Field(
         default=0.05, ge=0, description="Penalty if a turn or token limit ends the episode without an answer."
@@ -316,7 +321,7 @@ class RewardsConfig(Section):
     judge: JudgeConfig | None = Field(default=None, description="Model that grades the answers to tasks with a rubric.")
     functions: dict[str, RewardFunctionConfig] = Field(
         default_factory=dict[str, RewardFunctionConfig],
-        description="Reward functions in Python, by the name of their part.",
+        description="Reward functions in Python. Each name becomes a part of the reward.",
     )
 
     @model_validator(mode="after")
@@ -339,7 +344,9 @@ class LearnerConfig(Section):
 
     tuning: Literal["lora", "lora_4bit", "full"] = Field(
         default="lora",
-        description="lora: train an adapter; lora_4bit: an adapter on a 4-bit base (CUDA only); full: all weights.",
+        description=(
+            "lora: train an adapter; lora_4bit: train an adapter on a 4-bit base (CUDA only); full: train all weights."
+        ),
     )
     learning_rate: float = Field(default=2e-5, gt=0, description="Peak learning rate of AdamW.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
@@ -353,9 +360,9 @@ class LearnerConfig(Section):
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="Maximum gradient norm; null: no clipping.")
     lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
-    microbatch: int = Field(default=4, ge=1, description="Trajectories per forward pass.")
+    microbatch: int = Field(default=4, ge=1, description="Number of trajectories per forward pass.")
     share_prefix: bool = Field(
-        default=True, description="Compute a prefix only once if several trajectories in a pass share it."
+        default=True, description="Compute a prefix only once if several trajectories of a forward pass share it."
     )
     checkpointing: bool = Field(
         default=True, description="Gradient checkpointing: about 20% slower, but uses a fraction of the memory."
@@ -447,13 +454,13 @@ class CriticConfig(Section):
         default=1.0,
         gt=0,
         le=1,
-        description="Discount per step. With a step per token, 0.99 leaves 2% of the reward after 400 tokens.",
+        description="Discount per step. If each token is a step, 0.99 leaves 2% of the reward after 400 tokens.",
     )
     lam: float = Field(
         default=1.0,
         ge=0,
         le=1,
-        description="GAE's λ, from one-step errors (0) to full returns (1); decays per step, like gamma.",
+        description="λ of GAE, from one-step errors (0) to full returns (1). It applies per step, like gamma.",
     )
     step: Literal["token", "turn"] = Field(
         default="token",
@@ -489,7 +496,7 @@ def _known_loss(value: str) -> str:
 
 def _known_advantages(value: str) -> str:
     if value not in ADVANTAGES and not re.fullmatch(_REFERENCE, value):
-        raise ValueError(f"advantages are {', '.join(ADVANTAGES)}, or a function of your own such as mine.py:name")
+        raise ValueError(f"advantages are {', '.join(ADVANTAGES)}, or your own function, such as advantages.py:name")
     return value
 
 
@@ -499,9 +506,9 @@ class AlgorithmConfig(Section):
     advantages: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_advantages)] = Field(
         default="grpo",
         description=(
-            "grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: the same without the "
-            "division; rloo: reward minus the mean of the other members; gae: relative to a value head; or a "
-            "function of your own, as advantages.py:name."
+            "grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: the same without "
+            "the division; rloo: reward minus the mean of the other members; gae: relative to a value head; or "
+            "your own function, such as advantages.py:name."
         ),
     )
     whiten: bool = Field(
@@ -511,13 +518,15 @@ class AlgorithmConfig(Section):
         default="ppo",
         description=(
             "ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob; or your own "
-            "function, as losses.py:name."
+            "function, such as losses.py:name."
         ),
     )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         default="token_mean",
-        description="token_mean: mean over all tokens; sequence_mean: mean over episodes of their means; constant: "
-        "each episode's sum divided by model.context_tokens, as in Dr. GRPO.",
+        description=(
+            "token_mean: mean over all tokens; sequence_mean: mean of the episodes' means; constant: each episode's "
+            "sum divided by model.context_tokens, as in Dr. GRPO."
+        ),
     )
     clip_low: float = Field(default=0.2, gt=0, le=1, description="Ratios are clipped below 1 − clip_low.")
     clip_high: float = Field(default=0.2, gt=0, description="Ratios are clipped above 1 + clip_high.")
@@ -550,23 +559,23 @@ class AlgorithmConfig(Section):
         default=0,
         ge=0,
         description=(
-            "How many times per step to replace groups with equal rewards by groups of other tasks. 0: never; such "
-            "groups stay in the batch but contribute no gradient."
+            "How many times per step to replace groups with equal rewards with groups of other tasks. 0: never; "
+            "such groups stay in the batch but contribute no gradient."
         ),
     )
     min_learnable_tokens: int = Field(
         default=16,
         ge=1,
-        description="Minimum number of learnable tokens in a batch; with fewer, the update is skipped.",
+        description="Minimum number of learnable tokens in a batch; if there are fewer, the update is skipped.",
     )
     min_learnable_share: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="Minimum share of sampled tokens that are learnable; below it, the update is skipped.",
+        description="Minimum share of sampled tokens that are learnable; if it is lower, the update is skipped.",
     )
-    epochs: int = Field(default=1, ge=1, description="Passes over each batch.")
-    minibatches: int = Field(default=2, ge=1, description="Optimizer steps per pass.")
+    epochs: int = Field(default=1, ge=1, description="Number of passes over each batch.")
+    minibatches: int = Field(default=2, ge=1, description="Number of optimizer steps per pass.")
     kl: KlConfig = KlConfig()
     critic: CriticConfig = CriticConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
@@ -654,7 +663,7 @@ class SamplingConfig(Section):
 
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature, also used by the learner.")
     max_tokens: int = Field(default=512, ge=1, description="Maximum length of a turn, in tokens.")
-    stop: tuple[str, ...] = Field(default=(), description="Texts that end a turn, such as </tool_call>.")
+    stop: tuple[str, ...] = Field(default=(), description="Strings that end a turn, such as </tool_call>.")
     constrain: Annotated[Literal["off", "calls", "act"], BeforeValidator(_off_as_text)] = Field(
         default="off",
         description=(
@@ -674,8 +683,10 @@ class SamplingConfig(Section):
 class TrainingConfig(Section):
     """The training loop."""
 
-    steps: int = Field(default=100, ge=1, description="Number of steps; each collects a batch and learns from it.")
-    tasks_per_step: int = Field(default=8, ge=1, description="Tasks per batch, each with a group of episodes.")
+    steps: int = Field(default=100, ge=1, description="Number of steps; each step collects a batch and learns from it.")
+    tasks_per_step: int = Field(
+        default=8, ge=1, description="Number of tasks per batch; each task gets a group of episodes."
+    )
     max_staleness: int = Field(
         default=0,
         ge=0,
@@ -684,7 +695,7 @@ class TrainingConfig(Section):
             "above 0: later steps are collected during an update (requires algorithm.old_logprobs=recomputed)."
         ),
     )
-    checkpoint_every: int = Field(default=1, ge=1, description="Steps between checkpoints.")
+    checkpoint_every: int = Field(default=1, ge=1, description="Number of steps between checkpoints.")
     keep_checkpoints: int = Field(
         default=3,
         ge=1,
@@ -702,7 +713,7 @@ class SftConfig(Section):
         default=(SOLUTIONS,),
         min_length=1,
         description=(
-            "What to imitate. solutions: the tasks' solutions; a file of JSON lines: demonstrations of tasks, or "
+            "What to imitate. solutions: the solutions of the tasks; a JSONL file: demonstrations of tasks, or "
             "chats in OpenAI's format; the folder of a run: its episodes that passed their checks."
         ),
     )
@@ -711,8 +722,10 @@ class SftConfig(Section):
         ge=1,
         description="Maximum optimizer steps; training ends earlier if the validation loss stops improving.",
     )
-    batch_size: int = Field(default=16, ge=1, description="Conversations per step.")
-    learning_rate: float = Field(default=2e-4, gt=0, description="Learning rate, in place of learner.learning_rate.")
+    batch_size: int = Field(default=16, ge=1, description="Number of conversations per step.")
+    learning_rate: float = Field(
+        default=2e-4, gt=0, description="Learning rate for fine-tuning, instead of learner.learning_rate."
+    )
     validation: float = Field(
         default=0.1,
         ge=0,
@@ -723,14 +736,14 @@ class SftConfig(Section):
         ),
     )
     validate_every: int = Field(
-        default=10, ge=1, description="Steps between validations; each one also saves a checkpoint."
+        default=10, ge=1, description="Number of steps between validations; each validation also saves a checkpoint."
     )
 
 
 class RateSettings(Section):
     """Rate limit of a server. Calls above the limit wait."""
 
-    calls: int = Field(ge=1, description="Calls per period.")
+    calls: int = Field(ge=1, description="Maximum calls per period.")
     per_s: float = Field(default=1.0, gt=0, description="Length of the period in seconds.")
 
 
@@ -809,8 +822,8 @@ class ServerSettings(Section):
         default=3,
         ge=1,
         description=(
-            "Maximum attempts per call if it fails through no fault of the policy; a call is retried only if that is "
-            "safe."
+            "Maximum attempts per call if it fails and the policy is not at fault; a call is retried only if "
+            "that is safe."
         ),
     )
     replicas: int = Field(
@@ -831,19 +844,20 @@ class ServerSettings(Section):
     read_only: tuple[str, ...] = Field(
         default=(),
         description=(
-            "Tools to treat as free of side effects even if the server does not declare them so; * matches any text."
+            "Tools to treat as read-only even if the server does not declare them read-only; * matches any text."
         ),
     )
     allow: tuple[str, ...] = Field(default=("*",), description="Tools to offer; * matches any text.")
     deny: tuple[str, ...] = Field(default=(), description="Tools never to offer, even if `allow` matches them.")
     tool_aliases: dict[str, str] = Field(
-        default_factory=dict[str, str], description="Aliases of tools: maps each alias to the name of its tool."
+        default_factory=dict[str, str],
+        description="Aliases of tools: a mapping from each alias to the name of the tool.",
     )
     argument_aliases: dict[str, str] = Field(
         default_factory=dict[str, str],
         description=(
-            "Aliases of arguments: maps each alias to the name of its argument, in tools without an argument of the "
-            "alias's name."
+            "Aliases of arguments: a mapping from each alias to the name of the argument. An alias is ignored if "
+            "the tool has an argument of that name."
         ),
     )
     recorded: tuple[str, ...] = Field(
@@ -882,7 +896,7 @@ class ServersConfig(Section):
     env_file: FilePath | None = Field(
         default=None,
         description=(
-            "Key file, with NAME=value lines; null: .env in the folder where mcprl was started, if it exists."
+            "File of keys, as NAME=value lines; null: .env in the folder where mcprl was started, if it exists."
         ),
     )
     pins: FilePath | None = Field(
@@ -892,13 +906,13 @@ class ServersConfig(Section):
     cassette_mode: CassetteMode = Field(
         default="live",
         description=(
-            "live: call servers without a cassette; record: call servers and record; replay_else_live: replay, and "
-            "call and record what is missing; replay: only replay, without servers; mixed: replay tools with "
-            "recordings, and call the servers of the file for other tools."
+            "live: call the servers, without a cassette; record: call the servers and record; replay_else_live: "
+            "replay recorded calls, and make and record the others; replay: only replay, without servers; mixed: "
+            "replay tools with recordings, and call the servers of the file for all other tools."
         ),
     )
     settings: dict[str, ServerSettings] = Field(
-        default_factory=dict[str, ServerSettings], description="Settings per server, by its name."
+        default_factory=dict[str, ServerSettings], description="Settings of single servers, by name."
     )
 
     @model_validator(mode="after")
@@ -913,7 +927,7 @@ class ServersConfig(Section):
 def _http_url(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("an address must start with http:// or https:// and have a host")
+        raise ValueError("an address must start with http:// or https:// and contain a host")
     return value
 
 
@@ -926,13 +940,13 @@ _PROJECT = r"^[^/\s]+(/[^/\s]+)?$"
 class WandbConfig(Section):
     """Weights & Biases: metrics, verdicts, a few episodes per step, and the trained weights as an artifact."""
 
-    project: str = Field(pattern=_PROJECT, description="W&B project, as entity/project or project.")
+    project: str = Field(pattern=_PROJECT, description="W&B project: entity/project, or project alone.")
 
 
 class WeaveConfig(Section):
     """Weave: a trace per episode, with its turns and calls."""
 
-    project: str = Field(pattern=_PROJECT, description="Weave project, as entity/project or project.")
+    project: str = Field(pattern=_PROJECT, description="Weave project: entity/project, or project alone.")
 
 
 class OpenTelemetryConfig(Section):
@@ -945,7 +959,9 @@ class TrackingConfig(Section):
     """Trackers of a run, in addition to its folder. A tracker that is down neither slows nor stops the run."""
 
     tensorboard: bool = Field(default=False, description="Write TensorBoard files to the run's folder.")
-    tracker: OwnFunction | None = Field(default=None, description="Your own tracker, as tracker.py:Class; null: none.")
+    tracker: OwnFunction | None = Field(
+        default=None, description="Your own tracker, such as tracker.py:Class; null: none."
+    )
     wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; null: off.")
     weave: WeaveConfig | None = Field(default=None, description="Weave; null: off.")
     opentelemetry: OpenTelemetryConfig | None = Field(default=None, description="OpenTelemetry; null: off.")
@@ -963,8 +979,10 @@ class RunConfig(Section):
     seed: int = Field(default=0, ge=0, description="Seed of all random numbers.")
     engine: Literal["vllm", "transformers", "skyrl"] = Field(
         default="vllm",
-        description="Backend for sampling and training. vllm, transformers: sample with that library and train with "
-        "torch on this machine; skyrl: do both through the Tinker API (section skyrl).",
+        description=(
+            "Backend for sampling and training. vllm, transformers: sample with that library, and train with torch on "
+            "this machine; skyrl: sample and train through the Tinker API (section skyrl)."
+        ),
     )
     model: ModelConfig
     tasks: TasksConfig
@@ -975,7 +993,9 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     learner: LearnerConfig = LearnerConfig()
     training: TrainingConfig = TrainingConfig()
-    sft: SftConfig | None = Field(default=None, description="Supervised fine-tuning; null: the defaults.")
+    sft: SftConfig | None = Field(
+        default=None, description="Supervised fine-tuning with `mcprl sft`; null: the defaults."
+    )
     skyrl: SkyrlConfig = SkyrlConfig()
     workers: WorkersConfig = WorkersConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -1055,7 +1075,7 @@ class RunConfig(Section):
     def for_sft(self) -> RunConfig:
         """Return the settings of a run of supervised fine-tuning. Applying this twice changes nothing.
 
-        Settings in `sft` replace those of the same meaning in other sections. Features that only RL has (a critic, a
+        Settings in `sft` replace the corresponding settings of other sections. Features that only RL has (a critic, a
         reference, a curriculum, injected errors) are turned off. A validation runs each of its tasks twice.
         """
         if self.engine == "skyrl":

@@ -1,8 +1,9 @@
 """Reads tool calls and their answers from chat messages in the formats that logs use.
 
 A call is an entry of `tool_calls` (or the older `function_call`) of an assistant message, a `<tool_call>` block in its
-text, or a text that is only `{"function_call": …}`. An answer is the text of a tool message, a `<tool_response>` block
-(also in a user message, where chat templates put it), or `Function result: {…}`. Reading takes linear time.
+text, or a text that consists only of `{"function_call": …}`. An answer is the text of a tool message, a
+`<tool_response>` block (also in a user message, where chat templates put it), or `Function result: {…}`. Reading takes
+linear time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenAnswer:
-    """An answer in a log. `failed` is set if the log marks it as failed; other texts may still report an error.
+    """An answer in a log. `failed` is set if the log marks it as failed; other answers may still report an error.
 
     WrittenAnswer(text="**AAPL - Apple Inc.**\\nPrice: $213.88", name="fmp_get_quote")
     """
@@ -140,7 +141,7 @@ def _call_of(entry: Any) -> WrittenCall:
     name: Any = cast("dict[str, Any]", inner).get("name")
     arguments: Any = cast("dict[str, Any]", inner).get("arguments", {})
     if not isinstance(name, str) or not name or not is_unicode(name):
-        return WrittenCall(id=known_id, problem="the call has no name")
+        return WrittenCall(id=known_id, problem="the call does not name a tool")
     if isinstance(arguments, str):
         try:
             arguments = _decoded(arguments) if arguments.strip() else {}

@@ -285,10 +285,11 @@ class NoReachableToolError(ConfigurationError, code="E-TASK-003"):
 
 
 class NoConsentError(ConfigurationError, code="E-TASK-004"):
-    """`mcprl tasks synthesize` would call tools that nobody has agreed to.
+    """`mcprl tasks synthesize` would call tools without your consent.
 
-    Causes: it asks before it calls tools, and its input is not a terminal; --allow-writes names an unknown server.
-    Fix: read which tools it lists, then give --yes.
+    Causes: the command asks before it calls tools, but its input is not a terminal; --allow-writes names an unknown
+    server.
+    Fix: review the tools that it lists, then pass --yes.
     Example: nobody agreed to calling 21 tools up to 260 times each. Fix: answer y, or give --yes.
     """
 
@@ -413,10 +414,9 @@ class SandboxMissingError(ConfigurationError, code="E-SAND-001"):
 
 
 class NoRunError(ConfigurationError, code="E-RUN-001"):
-    """A folder does not contain a run, its run has no such log, or its run cannot be continued.
+    """A folder does not contain a run, or its run cannot be continued.
 
-    Causes: the path has a typo; the folder contains all runs, not a single run; the run has finished its steps; the run
-    has no log with that name.
+    Causes: the path has a typo; the folder contains all runs, not a single run; the run has finished its steps.
     Fix: pass a run that `mcprl runs list` shows; to continue a finished run, add steps with `--set training.steps=N`.
     Example: outputs/hello is not the folder of a run: it has no config.yaml. Fix: pass the folder of a run.
     """
@@ -494,7 +494,7 @@ class ServerStartError(ToolServerError, code="E-TOOL-010"):
 class ServerLostError(ToolServerError, code="E-TOOL-011"):
     """A tool server ended, or its connection broke, during a call.
 
-    Causes: the server crashed or was killed for its memory; the network failed; the server was restarted.
+    Causes: the server crashed or was killed for using too much memory; the network failed; the server was restarted.
     Fix: read its log, logs/NAME.log in the run's folder; the episode is run again, so an occasional loss does no harm.
     Example: server 'fmp' went away during a call of 'get_quote' (its process ended with exit code 137). Fix: see its
     log outputs/a/logs/fmp.log.
@@ -524,13 +524,13 @@ class ServerFaultError(ToolServerError, code="E-TOOL-013"):
 
 
 class ServerBusyError(ToolServerError, code="E-TOOL-014"):
-    """A tool server, or its gateway, asked to be called later: HTTP 429, or 503 with Retry-After.
+    """A tool server, or its gateway, asked mcprl to repeat a call later: HTTP 429, or 503 with Retry-After.
 
     Causes: more calls per second than the API plan allows; other users of the same key; many concurrent episodes.
     Fix: set servers.settings.NAME.rate to what the server allows, or servers.settings.NAME.cache_s to cache repeated
     calls.
-    Example: server 'fmp' asked to be called later (HTTP 429). Fix: set servers.settings.NAME.rate to what the server
-    allows.
+    Example: server 'fmp' asked mcprl to repeat the call later (HTTP 429). Fix: set servers.settings.NAME.rate to what
+    the server allows.
     """
 
 
@@ -591,7 +591,7 @@ class GroupIncompleteError(InfrastructureError, code="E-EPIS-011"):
     """An episode was lost to the infrastructure in each of its attempts.
 
     Causes: the same fault of a server or the sampler every time; the message ends with the last fault.
-    Fix: fix the cause in the message, then `mcprl resume`.
+    Fix: fix the cause in the message, then run `mcprl resume`.
     Example: episode 3 of task d03 was lost 5 times, most recently to E-TOOL-011 server 'fmp' ended during a call. Fix:
     fix this cause, then resume the run.
     """
@@ -619,11 +619,11 @@ class RewardFunctionError(InfrastructureError, code="E-EPIS-013"):
 class LearnerLostError(InfrastructureError, code="E-LEARN-010"):
     """A process of the learner ended or could not be reached.
 
-    Causes: a process was killed for its memory; a GPU failed; another process of the learner raised an error first.
+    Causes: a process was killed for using too much memory; a GPU failed; another process of the learner failed first.
     Fix: read its log in the folder logs of the run; lower learner.microbatch, or shard the model over more processes;
     then `mcprl resume`.
-    Example: process 1 of 2 of the learner ended with exit code -9; the end of its log: loading weights. Fix: it was
-    killed, probably for lack of memory: lower learner.microbatch, or see outputs/a/logs/learner-1.log.
+    Example: learner process 1 of 2 ended with exit code -9; the end of its log: loading weights. Fix: it was killed,
+    probably for lack of memory: lower learner.microbatch, or see outputs/a/logs/learner-1.log.
     """
 
 
@@ -642,7 +642,7 @@ class EngineLostError(InfrastructureError, code="E-ENG-011"):
 
     Causes: the server ran out of memory or was restarted; the network failed; a request took longer than 30 minutes.
     Fix: read the server's log, logs/skyrl.log in the run's folder; then `mcprl resume`.
-    Example: the server at http://127.0.0.1:8001 failed at an update: the engine ended. Fix: read the server's log
+    Example: the server at http://127.0.0.1:8001 failed during an update: the engine ended. Fix: read the server's log
     (logs/skyrl.log in the run's folder, if mcprl started the server).
     """
 
@@ -662,9 +662,9 @@ class WorkerLostError(InfrastructureError, code="E-WORK-011"):
     """A worker was lost, together with the episodes that it was running.
 
     Causes: a node failed or was preempted; a worker ran out of memory.
-    Fix: see the log of that worker and the memory of its node; other workers run its episodes again.
-    Example: 3 workers in a row died while they played episode 2 of task d03, the last of them: the node went away. Fix:
-    see the log of that worker and the memory of its node.
+    Fix: check the log of that worker and the memory of its node; other workers run its episodes again.
+    Example: 3 workers in a row died while running episode 2 of task d03; the last cause: the node went away. Fix: see
+    the log of that worker and the memory of its node.
     """
 
 
@@ -674,9 +674,9 @@ class StorageError(InfrastructureError, code="E-RUN-010"):
     Everything saved before is intact: the run can be resumed.
 
     Causes: a full disk or quota; a disk that was unmounted, is read-only or fails; no write permission.
-    Fix: free space, or give this user write permission; then `mcprl resume`.
-    Example: writing outputs/a/metrics.jsonl failed: No space left on device. Fix: free space on this disk, or raise the
-    quota; then continue with `mcprl resume`.
+    Fix: free up space, or give this user write permission; then run `mcprl resume`.
+    Example: writing outputs/a/metrics.jsonl failed: No space left on device. Fix: free up space on this disk, or raise
+    the quota; then continue with `mcprl resume`.
     """
 
 
@@ -779,9 +779,9 @@ class ParityError(ConfigurationError, code="E-LEARN-002"):
     differ by more than the bound.
     Fix: use the same model and dtype in both, measure with `mcprl parity RECIPE`, and raise learner.max_parity_error
     only for bfloat16.
-    Example: before any update, sampler and learner differ by 0.35 nats per token on the same 431 tokens (at most 3.1);
-    learner.max_parity_error is 0.2. Fix: use the same model and dtype in both, or raise learner.max_parity_error for
-    bfloat16.
+    Example: before any update, sampler and learner disagree by 0.35 nats per token on the same 431 tokens (at most
+    3.1); learner.max_parity_error is 0.2. Fix: use the same model and dtype in both, or raise learner.max_parity_error
+    for bfloat16.
     """
 
 

@@ -21,8 +21,9 @@ from mcprl.errors import StorageError
 def canonical_json(value: object) -> str:
     r"""Return a value as ASCII JSON with sorted keys and no spaces. 1.0 is written as 1.
 
-    Texts are not normalised: two Unicode forms of a letter stay different, because a tool may distinguish them. Raises
-    ValueError for values that are not JSON: infinities, keys that are not text, other types, endless nesting.
+    Strings are not normalized: two Unicode forms of a letter stay different, because a tool may distinguish them.
+    Raises ValueError for values that are not JSON: infinities, keys that are not strings, other types, infinite
+    nesting.
 
     >>> canonical_json({"limit": 2.0, "symbol": "AAPL"}) == canonical_json({"symbol": "AAPL", "limit": 2})
     True
@@ -38,7 +39,7 @@ def _plain(value: object) -> object:
         entries = cast("Mapping[Any, object]", value)
         for key in entries:
             if not isinstance(key, str):
-                raise ValueError(f"a key that is not text: {key!r}")
+                raise ValueError(f"a key that is not a string: {key!r}")
         return {key: _plain(entry) for key, entry in entries.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in cast("list[object]", value)]
@@ -50,7 +51,7 @@ def _plain(value: object) -> object:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded. JSON can contain lone surrogates, which cannot."""
+    """Return whether a string can be encoded. JSON can contain lone surrogates, which cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -121,7 +122,7 @@ def storage_faults(doing: str, *also: type[Exception]) -> Generator[None]:
 
 def _storage_error(doing: str, number: int | None, text: str) -> StorageError:
     if number in (errno.ENOSPC, errno.EDQUOT):
-        first = "free space on this disk, or raise the quota"
+        first = "free up space on this disk, or raise the quota"
     elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
         first = "give this user write access, and check that the disk is not mounted read-only"
     else:

@@ -1,8 +1,8 @@
 """Functions and classes of your own, given in a recipe as `file.py:name`.
 
 The file is imported once per process, and can import other files of its folder. Any failure in it becomes a
-UserCodeError with the file and line. `Code` is the files as they were at one moment: it can be run on another node, and
-after the files have been edited.
+UserCodeError with the file and line. `Code` is a snapshot of the files, which can run on another node, and after the
+files have been edited.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Code:
 
     @property
     def digest(self) -> str:
-        """It changes if one of the files changes; the folder may be elsewhere."""
+        """A digest of the files. It does not depend on the location of their folder."""
         digest = hashlib.sha256()
         roots = {_file_of(reference).parent for reference in self.references}
         for name, text in sorted(self.files.items()):
@@ -134,7 +134,7 @@ class Code:
         return Code(tuple(dict.fromkeys((*self.references, *other.references))), {**self.files, **other.files})
 
     def use(self) -> None:
-        """From now on, this process imports these files as they are here, wherever it runs."""
+        """Make this process import these files from this snapshot from now on, on any machine."""
         sys.meta_path.append(_Files(self))
 
 

@@ -197,6 +197,6 @@ class Goal:
 
     @property
     def texts_of_state(self) -> tuple[ExpectedText, ...]:
-        """Return every expectation about a text in `state` and `writes`."""
+        """Return every expectation in `state` and `writes`."""
         written = (text for write in self.writes for texts in write.texts.values() for text in texts)
         return (*(text for state in self.state for text in state.texts), *written)

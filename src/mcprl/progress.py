@@ -21,7 +21,7 @@ class Watcher(Protocol):
         ...
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
-        """A step is done and recorded. Its verdicts come with the most severe first."""
+        """A step is done and recorded. Its verdicts are sorted by severity, the most severe first."""
         ...
 
 

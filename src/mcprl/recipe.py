@@ -116,7 +116,7 @@ def _default_text(field: FieldInfo) -> str | None:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
-# Settings of 0.1.0 that were removed, each with its replacement. docs/upgrading.md has the same list.
+# Settings of 0.1.0 that were removed, each with its replacement.
 CHANGED_SETTINGS = {
     "sampling.engine": "set engine, at the top level, to this value: vllm, transformers or skyrl",
     "sampling.request_deadline_s": "set episodes.deadline_s, which now limits single turns too",

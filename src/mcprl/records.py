@@ -222,8 +222,8 @@ class Trajectory:
     `stop_token_ids`. Together they determine the tokens that were allowed at each position. `Batch.learnable` marks the
     tokens that carry loss. `code` is the digest of the reward functions that scored the episode, if there were any.
 
-    An episode that an endpoint played has no token ids: its columns are empty, the `sampled_ids` of its turns too, and
-    `endpoint_tokens` are the endpoint's own counts, (read, sampled). No `Batch` accepts such a trajectory.
+    If an endpoint played the episode, there are no token ids: the columns and the `sampled_ids` of the turns are empty,
+    and `endpoint_tokens` has the endpoint's own counts, (read, sampled). No `Batch` accepts such a trajectory.
     """
 
     task_id: str

@@ -44,7 +44,7 @@ LINEAR = jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES)
 
 @lru_cache(maxsize=1024)
 def schema_search(pattern: str) -> Callable[[str], bool] | None:
-    """Return a function that searches a text for a pattern of a JSON schema, or None if that would not take linear
+    """Return a function that searches a string for a pattern of a JSON schema, or None if that would not take linear
     time.
 
     >>> schema_search("^(a+)+$")("a" * 36 + "!"), schema_search("^(?!a)")
@@ -254,7 +254,7 @@ class SchemaCheck:
             self._is_valid = _compile_fast(schema) if self._weight <= _MAX_FAST else _never
             Checking(steps).run(lambda: next(iter(self._validator.iter_errors({})), None))
         except RecursionError as error:
-            raise BadSchemaError("its references to itself are endless or nested too deeply") from error
+            raise BadSchemaError("its references lead back to themselves, or are nested too deeply") from error
 
     def error(self, value: Any) -> ValidationError | None:
         """Return what is wrong with a JSON value, or None.
@@ -324,7 +324,7 @@ class _Survey:
         self._walk(schema)
         if max(_unfolded(self._in_place).values(), default=1) > MAX_EXPANSIONS:
             raise OverLimitError(
-                f"has a place with more than {MAX_EXPANSIONS} schemas after its references are expanded"
+                f"has more than {MAX_EXPANSIONS} schemas in one place after its references are expanded"
             )
         weights = _unfolded(self._all, cycles=_MAX_FAST + 1)
         self.weight = weights.get(id(schema), 1)

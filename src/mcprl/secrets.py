@@ -1,7 +1,7 @@
 """Secrets: the registry of their values, and redaction of every text that leaves the process or is written to disk.
 
-A text is searched twice. The first search finds registered values in any common encoding: quoted for a URL, escaped for
-JSON or HTML, in base64. The second finds unregistered text that looks like a key: URL parameters, authorization
+Each text is searched twice. The first search finds registered values in any common encoding: quoted for a URL, escaped
+for JSON or HTML, in base64. The second finds unregistered text that looks like a key: URL parameters, authorization
 headers, passwords in URLs, the key formats of well-known services. If in doubt it leaves text unchanged, because the
 policy reads and learns from it.
 
@@ -420,7 +420,7 @@ _log = logging.getLogger(__name__)
 
 
 class SecretRegistry:
-    """Registered secrets, each with the name that replaces it in texts. A process needs one registry."""
+    """Registered secrets, each with the name that replaces it. A process needs one registry."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

@@ -1,4 +1,5 @@
-"""Verdicts on metrics, and the thresholds that they use. A verdict says what a figure means and what to do about it."""
+"""Verdicts on metrics, and the thresholds that they use. A verdict explains what a figure means and what to do about
+it."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ async def test_the_death_of_a_process_in_an_update_is_told_at_once_and_leaves_no
         await asyncio.wait({update}, timeout=0.5)
         assert not update.done()
         os.kill(pids[1], signal.SIGKILL)
-        with pytest.raises(LearnerLostError, match=r"process 1 of 2 of the learner ended with exit code -9"):
+        with pytest.raises(LearnerLostError, match=r"learner process 1 of 2 ended with exit code -9"):
             await asyncio.wait_for(update, 10)
         assert not any(alive(pid) for pid in pids)
         with pytest.raises(LearnerLostError, match="were stopped after an error"):

@@ -110,7 +110,7 @@ async def test_the_attacks_would_succeed_without_a_sandbox(attack, host):
     async with Sandbox(Launch(limits=PATIENT, bubblewrap=None), spares=0) as sandbox:
         outcome = await sandbox.run(host.program(attack))
     if attack == "ends as if the machine had killed it":
-        assert outcome == Failed(kind=FailureKind.ENDED, message="The interpreter was ended by SIGKILL.")
+        assert outcome == Failed(kind=FailureKind.ENDED, message="The interpreter was killed by SIGKILL.")
     else:
         assert host.harm(outcome) != [], outcome
 

@@ -459,11 +459,6 @@ def test_what_to_do_instead_names_settings_that_exist():
     assert named - known == set()
 
 
-def test_the_page_about_upgrading_lists_every_changed_setting():
-    page = (Path(__file__).parents[2] / "docs" / "upgrading.md").read_text()
-    assert [key for key in CHANGED_SETTINGS if f"`{key}`" not in page] == []
-
-
 def test_a_reference_lags_by_the_number_given_or_by_the_usual_one_of_its_kind(recipe):
     usual, given = load_recipe(recipe()).algorithm.kl, load_recipe(recipe(), ["algorithm.kl.lag=4"]).algorithm.kl
     assert (usual.sync_every, usual.ema_decay) == (20, 0.99)

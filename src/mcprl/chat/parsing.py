@@ -33,19 +33,19 @@ class Problem(StrEnum):
 
     UNCLOSED = "the call has no closing {closing}"
     NOT_JSON = "the call is not valid JSON: {why}"
-    TEXT_AFTER_JSON = "after the JSON of the call comes {found}, where only {allowed} may follow"
+    TEXT_AFTER_JSON = "the JSON of the call is followed by {found}, but only {allowed} may follow"
     NOT_AN_OBJECT = 'the call must be a JSON object with "name" and "{arguments}"'
-    NO_NAME = "the call names no tool{where}"
-    MISPLACED_ARGUMENTS = 'the arguments must be in "{arguments}", and the call has {found}'
+    NO_NAME = "the call does not name a tool{where}"
+    MISPLACED_ARGUMENTS = 'the arguments must be in "{arguments}", but the call has {found}'
     ARGUMENTS_NOT_AN_OBJECT = "the arguments must be a JSON object{where}"
-    TOO_DEEP = "the call is nested too deeply: {limit} levels at most"
-    NUMBER_TOO_LONG = "the call holds a number of too many digits"
-    NOT_FINITE = "the call holds a number that is infinite or none, which JSON does not have"
-    HALF_CHARACTER = "the call holds half of a surrogate pair, which is not a character"
-    TOO_MANY = "a turn may hold {limit} calls at most: what comes after them is not read"
+    TOO_DEEP = "the call is nested too deeply: the limit is {limit} levels"
+    NUMBER_TOO_LONG = "the call contains a number with too many digits"
+    NOT_FINITE = "the call contains NaN or an infinite number, which JSON does not allow"
+    HALF_CHARACTER = "the call contains half of a surrogate pair, which is not a character"
+    TOO_MANY = "a turn may contain at most {limit} calls: the rest is ignored"
     # For families whose calls are parsed by `renderers`:
-    MALFORMED = "the call is not written as this model writes calls: see the instructions above the tools"
-    UNREADABLE = "the turn cannot be read: it is nested too deeply, or holds a number of too many digits"
+    MALFORMED = "the call does not have this model's call format: see the instructions above the tools"
+    UNREADABLE = "the turn cannot be read: it is nested too deeply, or contains a number with too many digits"
 
     def say(self, **details: object) -> str:
         """Return the message with its placeholders filled in."""
@@ -154,12 +154,12 @@ def read_value(text: str, start: int) -> tuple[object, int] | str:
 
 
 def excerpt(text: str, place: int) -> str:
-    """Return the first characters of the text from index `place` on, for a message."""
+    """Return the beginning of the text after index `place`, for an error message."""
     return repr(text[place : place + _EXCERPT]) if place < len(text) else "the end"
 
 
 def skip_space(text: str, place: int) -> int:
-    """Return the index of the first character from `place` on that is not whitespace."""
+    """Return the index of the first character at or after `place` that is not whitespace."""
     return cast("re.Match[str]", _SPACE.match(text, place)).end()
 
 

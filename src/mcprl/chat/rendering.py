@@ -27,7 +27,7 @@ _BARS = "<>|｜"
 
 
 class ControlText:
-    """Breaks up control tokens in text. `tags` are texts that frame messages, in addition to the tokenizer's tokens."""
+    """Breaks up control tokens in text. `tags` are further strings that frame messages."""
 
     def __init__(self, tokenizer: Tokenizer, tags: Collection[str]) -> None:
         self._tokenizer = tokenizer
@@ -38,7 +38,7 @@ class ControlText:
         self._pattern = re.compile("|".join([_TAGS, *([_any_of(texts)] if texts else [])]), re.IGNORECASE)
 
     def defused(self, value: Any) -> Any:
-        """Return the value with a space inserted into every control token in its texts."""
+        """Return the value with a space inserted into every control token in its strings."""
         if isinstance(value, str):
             return self._defused_text(value)
         if isinstance(value, Mapping):
@@ -72,7 +72,7 @@ class ControlText:
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the control tokens that structure chats, by text."""
+    """Return the ids of the control tokens that structure chats, by their text."""
     added: Mapping[int, Any] = cast("Any", tokenizer).added_tokens_decoder
     texts = {
         str(token.content): token_id
@@ -123,7 +123,7 @@ class FrameEncoder:
         self.marker = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
     def encode(self, frame: Sequence[str], contents: Sequence[str]) -> list[int]:
-        """Encode the first text of the frame, the first content, and so on.
+        """Encode the first string of the frame, the first content, and so on.
 
         Plain text between two control tokens is encoded in one piece.
         """
@@ -151,13 +151,14 @@ class RoleRenderer(ABC):
 
     @abstractmethod
     def frame(self, roles: Sequence[str], *, opening: bool) -> list[str]:
-        """Return the texts before, between and after the contents of messages of these roles: one more than roles.
+        """Return the text before, between and after the contents of messages of these roles: one string more than
+        roles.
 
-        With `opening`, the last text ends where the policy's turn begins.
+        With `opening`, the last string ends where the policy's turn begins.
         """
 
     def spoken(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Spoken]:
-        """Return the roles and texts of messages, with the tools listed in the system text."""
+        """Return the roles and contents of messages, with the tools listed in the system message."""
         said = [(str(message["role"]), _message_text(message)) for message in messages]
         if not tools:
             return said

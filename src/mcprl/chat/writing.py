@@ -1,7 +1,7 @@
 """The syntax of each family's tool calls, and a writer of turns in that syntax: the reverse of `parsing`.
 
-For a thinking model, a written turn has empty thinking. It ends with the family's end token, or at the first of the
-sampler's stop texts. Each written turn is parsed again, and an error is raised if the result differs.
+For a thinking model, a written turn has empty thinking. It ends with the family's end token, or at the first stop
+string of the sampler. Each written turn is parsed again, and an error is raised if the result differs.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ _CALLED = cast(
 
 
 class TurnWriter:
-    """Writes turns of one model. `stop` are the sampler's stop texts."""
+    """Writes turns of one model. `stop` are the sampler's stop strings."""
 
     def __init__(self, chat: Chat, *, stop: Sequence[str] = ()) -> None:
         if chat.family not in CALL_SYNTAXES:
@@ -247,7 +247,7 @@ class TurnWriter:
     def write(
         self, prompt_ids: Sequence[int], text: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]
     ) -> tuple[int, ...]:
-        """Return the ids of a turn: a text, then calls; either may be empty.
+        """Return the ids of a turn: text, then calls; either may be empty.
 
         Raises BadValueError if the family's syntax cannot express it, because it would be parsed differently.
         """

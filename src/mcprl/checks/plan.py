@@ -43,7 +43,7 @@ _MODEL_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_att
 # AdamW: the weight, its gradient and two moments, all in 32 bits. A checkpoint has no gradients.
 _TRAINED_BYTES, _CHECKPOINT_BYTES = 16, 12
 _FOUR_BIT_BYTES = 0.6  # including the scales of quantization
-_SKYRL_GPUS = "GPUs behind skyrl.url"
+_SKYRL_GPUS = "GPUs of the server at skyrl.url"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,8 @@ class ModelSize:
 
 
 def model_size(path: str, given: float | None = None) -> ModelSize:
-    """Return the size of a model: as given, else counted from its config.json, else from its name (Qwen3-0.6B)."""
+    """Return the size of a model: as given, or else computed from its config.json, or else read from its name
+    (Qwen3-0.6B)."""
     counted, rank_parameters = _count_parameters(Path(path) / "config.json")
     if given is not None:
         return ModelSize(parameters=given, rank_parameters=rank_parameters, source="given")
@@ -210,12 +211,12 @@ def _episode_figures(
     filled = "length_tokens" if "length_tokens" in known else "model.context_tokens, which the conversation fills"
     of_prompt = f"preamble and task at {_CHARACTERS_PER_TOKEN} characters per token, without the tools' schemas"
     assumed = {
-        "turns": (turns, "every episode takes all turns allowed by episodes.max_turns or its task"),
+        "turns": (turns, "every episode takes all turns that episodes.max_turns or its task allows"),
         "prompt_tokens": (prompt, of_prompt),
         "turn_tokens": (turn, "every turn is as long as sampling.max_tokens or model.context_tokens allows"),
         "observation_tokens": (rest / (turns - 1) if turns > 1 else 0.0, f"the rest of {filled}"),
         "calls": (max(0.0, turns - 1), "one call in every turn except the last"),
-        "tool_s": (_TOOL_S, "nothing is known about the tools"),
+        "tool_s": (_TOOL_S, "the speed of the tools is unknown"),
     }
     return {
         name: known[name] if name in known else Figure(value=number, source=why, assumed=True)

@@ -1,6 +1,6 @@
 """`--debug`: a full log of a run in logs/debug.log in its folder and, shortened, on stderr.
 
-Modules of mcprl log under their own names; other libraries are logged from INFO upwards. Secrets are redacted when a
+Modules of mcprl log under their own names; other libraries are logged at INFO and above. Secrets are redacted when a
 record is made; control characters are escaped when it is written.
 """
 

@@ -22,7 +22,7 @@ GROUPS = {
     "CODE": "Your code",
     "TASK": "Tasks",
     "TOOL": "Tools and their servers",
-    "LIMIT": "Limits on the contents of servers and files",
+    "LIMIT": "Limits on servers and files",
     "SAND": "The Python sandbox",
     "CHAT": "Conversations and grammars",
     "SAMP": "The sampler",

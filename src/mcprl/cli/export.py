@@ -26,16 +26,17 @@ _DIGESTS = {"tasks": "tasks", "tools": "tools", "servers": "servers file", "mode
 def command(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", help="New folder for the result.", show_default=False)],
-    base: Annotated[str, typer.Option("--base", help="Hub name of the base model, if the run had a folder.")] = "",
+    base: Annotated[str, typer.Option("--base", help="Hub name of the base model, if model.path is a folder.")] = "",
     licence: Annotated[str, typer.Option("--license", help="License id, such as apache-2.0.")] = "other",
     merged: Annotated[bool, typer.Option("--merged", help="Merge the adapter into the base model.")] = False,
     evaluations: Annotated[
-        list[Path] | None, typer.Option("--eval", exists=True, help="Evaluation to show; may be repeated.")
+        list[Path] | None,
+        typer.Option("--eval", exists=True, help="Evaluation to include in the model card. May be repeated."),
     ] = None,
 ) -> None:
     """Write the adapter or the model of a run into a new folder, with a model card, ready for `hf upload`.
 
-    Absolute paths, keys and the recipe's prompts stay here: the card has settings, digests, curves and evaluations.
+    The card has settings, digests, curves and evaluations, but no absolute paths, keys or prompts from the recipe.
     """
     from mcprl.errors import BadValueError, NoRunError
     from mcprl.evaluation.results import read_evaluation
@@ -49,7 +50,7 @@ def command(
         raise NoRunError(f"{run} is {found.state.value} and has no final weights", fix=f"`mcprl resume {run}`")
     if not base and (Path(found.model).is_absolute() or Path(found.model).is_dir()):
         raise BadValueError(
-            "the base model of the run is a folder of this machine", fix="give its Hub name with --base"
+            "the base model of the run is a folder on this machine", fix="give its Hub name with --base"
         )
     if out.exists():
         raise BadValueError(f"{out} exists", fix="give a new folder")
@@ -76,7 +77,7 @@ def command(
 def model_card(
     run: PastRun, base: str, licence: str, *, is_adapter: bool, evaluations: Sequence[Evaluation] = ()
 ) -> str:
-    """Return the model card: how the model was made, from what data, how it learned, and how well it does."""
+    """Return the model card: how the model was trained, on what data, its learning curve and its evaluations."""
     metadata = {
         "base_model": base,
         "library_name": "peft" if is_adapter else "transformers",
@@ -93,7 +94,7 @@ def model_card(
         + (" (see that of the base model)." if licence == "other" else "."),
         "## Recipe",
         _table(("setting", "value"), ((name, _public(value)) for name, value in run.changed_settings().items())),
-        "Settings that differ from mcprl's defaults. Of paths, only the last part is shown.",
+        "Settings that differ from mcprl's defaults. Paths are shortened to their last part.",
         "## Data",
         _table(("what", "digest (BLAKE2b)"), _digests(run)),
         "## Curves",

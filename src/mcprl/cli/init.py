@@ -41,7 +41,7 @@ def _print_project(project: Project) -> None:
     console.print(files)
     if project.renderer == "auto" and project.model.startswith("/"):
         console.print(
-            "\nFirst: set model.renderer in recipe.yaml. The model's files do not specify its chat format.",
+            "\nFirst, set model.renderer in recipe.yaml: the model's files do not specify its chat format.",
             style="yellow",
         )
     console.print("\nNext:\n")

@@ -41,7 +41,8 @@ def temporary_logs() -> Generator[Path]:
 
 @asynccontextmanager
 async def shown_opening(opens: _Opens, then: str) -> AsyncGenerator[Toolbox]:
-    """Open a toolbox with temporary logs. The status line first says that servers start, then shows the text `then`."""
+    """Open a toolbox with temporary logs. The status line shows that servers are starting, and afterwards the text
+    `then`."""
     from rich.console import Console
     from rich.text import Text
 
@@ -111,7 +112,7 @@ def endpoint_settings(
     per_minute: int | None,
     body: Sequence[str] | None,
 ) -> EndpointSettings | None:
-    """Return the endpoint of the options, or None without --endpoint."""
+    """Return the endpoint that the options describe, or None without --endpoint."""
     from mcprl.episodes.endpoint import EndpointSettings
     from mcprl.errors import BadValueError
 
@@ -120,7 +121,7 @@ def endpoint_settings(
             raise BadValueError("--price, --max-usd, --per-minute and --body need --endpoint", fix="add --endpoint URL")
         return None
     if not model:
-        raise BadValueError("--endpoint needs the name of a model that it serves", fix="add --model NAME")
+        raise BadValueError("--endpoint needs the name of a model to request", fix="add --model NAME")
     fields: dict[str, Any] = {}
     for name, value in parse_pairs(body or ()):
         try:
@@ -134,21 +135,28 @@ def endpoint_settings(
 
 Endpoint = Annotated[
     str | None,
-    typer.Option("--endpoint", metavar="URL", help="Run the episodes with an OpenAI-compatible endpoint."),
+    typer.Option(
+        "--endpoint", metavar="URL", help="Run the episodes with the model at this OpenAI-compatible endpoint."
+    ),
 ]
 KeyEnv = Annotated[str, typer.Option("--key-env", help="Environment variable that holds the endpoint's key.")]
 Price = Annotated[
     tuple[float, float] | None,
-    typer.Option("--price", metavar="IN OUT", min=0, help="USD per million tokens, in and out."),
+    typer.Option(
+        "--price",
+        metavar="IN OUT",
+        min=0,
+        help="Prices in USD per million prompt tokens and per million completion tokens.",
+    ),
 ]
 MaxUsd = Annotated[
     float | None,
-    typer.Option("--max-usd", min=0, help="Spending limit in USD; a request that could exceed it is not sent."),
+    typer.Option("--max-usd", min=0, help="Spending limit in USD; requests that could exceed it are not sent."),
 ]
 PerMinute = Annotated[int | None, typer.Option("--per-minute", min=1, help="Maximum requests per minute.")]
 Body = Annotated[
     list[str] | None,
-    typer.Option("--body", metavar="KEY=VALUE", help="Field of each request; null removes it."),
+    typer.Option("--body", metavar="KEY=VALUE", help="Set a field of each request; null removes it. May be repeated."),
 ]
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 

@@ -39,9 +39,7 @@ def command(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(
-            "--run", help="Base the estimate on the speed and episode sizes measured in the run in this folder."
-        ),
+        typer.Option("--run", help="Folder of an earlier run: use its measured speed and episode sizes."),
     ] = None,
     assume: Annotated[list[str] | None, typer.Option("--assume", metavar="FIGURE=NUMBER", help=_ASSUME_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
@@ -162,7 +160,7 @@ def _figures_of_run(path: Path) -> dict[str, Figure]:
     run = read_run(path)
     steps = [step for step in run.metrics if step.get("episodes")]
     if not steps:
-        raise NoRunError(f"{path} has no finished step", fix="give a run with at least one finished step")
+        raise NoRunError(f"{path} has no finished step", fix="choose a run with at least one finished step")
 
     def total(name: str) -> float:
         return sum(float(step.get(name, 0.0)) for step in steps)

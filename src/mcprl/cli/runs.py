@@ -66,7 +66,8 @@ def _ending(run: PastRun) -> Text | None:
 
 
 def run_list(runs: Sequence[PastRun], now: float) -> Iterator[RenderableType]:
-    """Yield a line per run, then why runs ended early or badly or cannot be read, and how to resume those that can."""
+    """Yield a line per run. After them: why runs ended early or cannot be read, and how to resume those that can be
+    resumed."""
     yield _run_table(runs, now)
     for run in runs:
         if (ending := _ending(run)) is not None:

@@ -1,4 +1,4 @@
-"""`mcprl sft`: supervised fine-tuning, for a model that is to be trained with reinforcement learning afterwards."""
+"""`mcprl sft`: supervised fine-tuning, usually as a first step before reinforcement learning."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from mcprl.cli.train import Debug, DryRun, run_in_new_folder
 
 
 def command(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False, debug: Debug = False) -> None:
-    """Imitate solutions of tasks, demonstrations, episodes of earlier runs or chats: what sft.data lists.
+    """Imitate what sft.data lists: solutions of tasks, demonstrations, episodes of earlier runs, or chats.
 
-    The run is in a folder of its own, named after the recipe with -sft. Afterwards, `mcprl train RECIPE --set
+    The run has its own folder, named after the recipe with the suffix -sft. Afterwards, `mcprl train RECIPE --set
     model.adapter=FOLDER/adapter` starts from its adapter. Stopping and resuming work as for `mcprl train`.
     """
     from mcprl.recipe import load_recipe

@@ -70,7 +70,7 @@ def _print_problems(console: Console, report: Report) -> None:
         table.add_row(_words(kind, "red"), _words(text), f"{len(places)}", _words(_few(places)))
     console.print(table)
     if len(alike) > _LISTED:
-        console.print(_words(f"… and {len(alike) - _LISTED} more; --json has all", "dim"))
+        console.print(_words(f"… and {len(alike) - _LISTED} more; --json prints all", "dim"))
     console.print("")
 
 
@@ -145,10 +145,10 @@ def print_task(console: Console, task: Task) -> None:
     console.print(_words(task.id, "bold") + _words(f"  {facts}", "dim"))
     for message in task.prompt:
         console.print(_words(f"{message['role']}: ", "bold") + _words(message["content"]), soft_wrap=True)
-    states = [f"{_call(state.tool, state.arguments)} says {_all_of(state.texts)}" for state in goal.state]
+    states = [f"{_call(state.tool, state.arguments)} returns {_all_of(state.texts)}" for state in goal.state]
     in_order = "in any order" if goal.in_any_order else "in this order"
     if goal.call_sets:
-        in_order += f" but for sets of {', '.join(map(str, goal.call_sets))}"
+        in_order += f", except within sets of {', '.join(map(str, goal.call_sets))}"
     parts = {
         "tools": [", ".join(task.tools) if task.tools is not None else "all tools of the servers"],
         "answer": [_all_of([goal.answer])] if goal.answer is not None else [],
@@ -294,7 +294,11 @@ def import_tasks(
         f"{figures['rows']} rows: {figures['usable']} usable, {figures['proven']} with proven checks ({checks})",
         f"{figures['train']} training tasks, {figures['validation']} validation tasks, "
         f"{figures['demonstrations']} demonstrations; {out / 'report.md'} explains each row",
-        *([f"{len(project.unreadable)} parts cannot be read; report.md lists them"] if project.unreadable else ()),
+        *(
+            [f"{len(project.unreadable)} parts of the files cannot be read; report.md lists them"]
+            if project.unreadable
+            else ()
+        ),
         f"next: mcprl doctor {out / 'recipe.yaml'} --fast",
     ):
         console.print(_words(line), soft_wrap=True)

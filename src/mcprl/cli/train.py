@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Train a model with a recipe; the run's folder holds the adapter, the metrics and every trajectory.
 
-    Ctrl-C or SIGTERM stop it so that `mcprl resume` can continue; a second one stops it at once.
+    Ctrl-C or SIGTERM stops the run so that `mcprl resume` can continue it; a second one stops it at once.
     """
     from mcprl.recipe import load_recipe
 

@@ -81,7 +81,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     recipe: Recipe,
     task: Annotated[str, typer.Option("--task", help="Id of the task; default: the first one.")] = "",
     episodes: Annotated[int, typer.Option("--episodes", "-n", min=1, help="Number of episodes.")] = 1,
-    adapter: Annotated[Path | None, typer.Option("--adapter", exists=True, help="Adapter of an earlier run.")] = None,
+    adapter: Annotated[Path | None, typer.Option("--adapter", exists=True, help="Adapter from an earlier run.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Name of the model at --endpoint.")] = None,
     endpoint: Endpoint = None,
     key_env: KeyEnv = DEFAULT_KEY_ENV,

@@ -61,7 +61,7 @@ def read_chat(messages: Sequence[Mapping[str, Any]], *, joins_calls: bool, with_
         calls = _calls(messages[start])
         then = _following(messages[start + 1 : end], messages[start])
         if not then and end != len(messages):
-            raise _unusable("two assistant messages follow each other")
+            raise _unusable("two assistant messages come one after the other")
         text = prose_of(messages[start])
         if not text and not calls:
             raise _unusable("an assistant message is empty")

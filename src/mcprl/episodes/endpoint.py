@@ -101,12 +101,12 @@ class Spending:
         if self._max_usd is None:
             return most
         if max_tokens is None:
-            raise BadValueError("--max-usd needs a limit of tokens per turn", fix="set max_tokens with --body")
+            raise BadValueError("--max-usd needs a token limit per turn", fix="set max_tokens with --body")
         while (spent := self.use.usd or 0.0) + sum(self._reserved) + most > self._max_usd:
             if not self._reserved:
                 raise BudgetExceededError(
-                    f"the next request may cost ${most:.4f}, and ${spent:.4f} of ${self._max_usd:g} are spent",
-                    fix="raise --max-usd, or play fewer tasks with --sample",
+                    f"the next request may cost ${most:.4f}, and ${spent:.4f} of ${self._max_usd:g} has been spent",
+                    fix="raise --max-usd, or run fewer tasks with --sample",
                 )
             self._settled.clear()
             await self._settled.wait()
@@ -191,7 +191,7 @@ class ChatEndpoint:
             try:
                 response = await self._send(content, max_tokens)
             except httpx2.TransportError as error:
-                what, fix = f"did not answer ({type(error).__name__})", "start it, or fix its network"
+                what, fix = f"did not answer ({type(error).__name__})", "start it, or fix the connection to it"
                 asked_s = None
             else:
                 status = response.status_code
@@ -212,7 +212,7 @@ class ChatEndpoint:
         what = f"{self._names.who} at {self._url} answered with {response.status_code}: {_excerpt(response.text)}"
         if response.status_code in (401, 403):
             return BadValueError(
-                what, fix=f"correct the key in the environment variable that {self._names.key_env} gives"
+                what, fix=f"correct the key in the environment variable that {self._names.key_env} names"
             )
         return BadValueError(what, fix=f"correct {self._names.url} and {self._names.model}")
 

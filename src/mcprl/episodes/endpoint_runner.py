@@ -140,7 +140,7 @@ def _read(response: httpx2.Response) -> _Reply:
         return _Reply.model_validate_json(response.content)
     except ValidationError as error:
         raise SamplerLostError(
-            "the endpoint did not answer with a chat completion and its usage",
+            "the endpoint's answer is not a chat completion with its token usage",
             fix="set --endpoint to an OpenAI-compatible endpoint that reports usage, such as http://127.0.0.1:8000/v1",
         ) from error
 

@@ -161,7 +161,7 @@ def _read_verdict(response: httpx2.Response) -> _Verdict:
         choice = _Reply.model_validate_json(response.content).choices[0]
     except ValidationError as error:
         raise JudgeError(
-            "the judge's endpoint did not answer with a chat completion",
+            "the answer of the judge's endpoint is not a chat completion",
             fix="set rewards.judge.url to an OpenAI-compatible endpoint",
         ) from error
     content = choice.message.content.strip()

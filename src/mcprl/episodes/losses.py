@@ -44,7 +44,7 @@ class Correlation:
     p: float
 
     def __str__(self) -> str:
-        name = f"the argument text {self.value!r}" if self.kind == "argument" else f"{self.kind} {self.value}"
+        name = f"an argument that contains {self.value!r}" if self.kind == "argument" else f"{self.kind} {self.value}"
         return f"{name} ({self.lost} of {self.turns} turns lost; without it, {self.other_lost} of {self.other_turns})"
 
 

@@ -137,10 +137,10 @@ class RewardFunctions:
         calls = {name: (name, own) for name, own in self._functions.items() if self._per[name] != "group"}
         if (check := episode.task.goal.check) is not None:
             if (per := self._per.get(check.function)) != "episode":
-                problem = "was not read when the run started" if per is None else f"is a function per {per}"
+                problem = "was not loaded when the run started" if per is None else f"is a function per {per}"
                 raise UserCodeError(
                     f"{check.function}, the check of task {episode.task.id}, {problem}",
-                    fix="make it a function per episode, of a task in tasks.train or tasks.validation",
+                    fix="use a function per episode, and a task in tasks.train or tasks.validation",
                 )
             own = RewardFunctionConfig(function=check.function, weight=0, probes=check.probes)
             calls["check"] = check.function, own

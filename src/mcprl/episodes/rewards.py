@@ -367,7 +367,7 @@ def why_unusable(expected: ExpectedText) -> str | None:
         case HasDate():
             is_date = _ISO_DATE.fullmatch(expected.date) is not None and _day(expected.date) is not None
             return (
-                None if is_date and expected.tolerance_days >= 0 else f"{expected.date!r} is not a date as 2025-11-14"
+                None if is_date and expected.tolerance_days >= 0 else f"{expected.date!r} is not a date like 2025-11-14"
             )
         case HasFields():
             return next(filter(None, map(why_unusable, expected.fields.values())), None)

@@ -297,7 +297,7 @@ async def open_endpoint_runner(
     require_scorable(tasks, config.rewards)
     if config.workers.count:
         raise BadValueError(
-            "workers do not play with an endpoint", fix="add --set workers.count=0: this process needs no other"
+            "Ray workers cannot use an endpoint", fix="add --set workers.count=0, to run all episodes in this process"
         )
     client = make_client(settings, load_keys(config.servers.env_file))
     async with (

@@ -121,7 +121,7 @@ async def _graded(
 async def open_runner(
     request: Request, tasks: Sequence[Task], watcher: Watcher, logs: Path
 ) -> AsyncGenerator[tuple[RunsEpisodes, ToolFigures, RewardFunctions | None, EndpointUse | None]]:
-    """Open what runs the episodes of the request: servers, with a model of ours or an endpoint."""
+    """Open everything that runs the episodes: the servers, and the model or its endpoint."""
     if request.endpoint is not None:
         opening = open_endpoint_runner(request.config, request.endpoint, tasks, watcher, logs=logs)
         async with opening as (runner, toolbox, functions, use):
@@ -135,9 +135,9 @@ async def open_runner(
 
 
 def choose_tasks(tasks: Sequence[Task], sample: int | None, seed: int) -> tuple[Task, ...]:
-    """Return all tasks, or a random sample of them that the seed determines, in their original order."""
+    """Return all tasks, or a random sample of them (fixed by the seed), in their original order."""
     if not tasks:
-        raise BadValueError("there are no tasks to evaluate", fix="pass a file with tasks with --tasks")
+        raise BadValueError("there are no tasks to evaluate on", fix="pass a file with tasks with --tasks")
     if sample is None or sample >= len(tasks):
         return tuple(tasks)
     drawn = random.Random(derive_seed(seed, "evaluation", "sample")).sample(range(len(tasks)), sample)

@@ -85,7 +85,7 @@ def named_suite(name: str) -> Suite:
             f"unknown suite {name!r}{did_you_mean(name, suites)}",
             fix=f"choose one of: {', '.join(sorted(suites))}"
             if suites
-            else "pip install 'mcprl[suites]' for the public ones",
+            else "pip install 'mcprl[suites]' for the public suites",
         )
     make = cast("Callable[[], Suite]", suites[name].load())
     return make()

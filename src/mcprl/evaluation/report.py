@@ -213,7 +213,7 @@ def _cost(evaluation: Evaluation) -> str:
     said = f"Tool servers: {'; '.join(parts)}." if parts else "No tool server was used."
     if (use := evaluation.endpoint) is not None:
         money = "" if use.usd is None else f", ${use.usd:,.4f}"
-        tokens = f"{use.prompt_tokens:,} tokens of prompts, {use.completion_tokens:,} sampled"
+        tokens = f"{use.prompt_tokens:,} prompt tokens, {use.completion_tokens:,} completion tokens"
         said += f" Endpoint: {use.requests:,} requests, {tokens}{money}."
     return f"{said} ${evaluation.usd:,.2f} in total." if evaluation.usd else said
 

@@ -47,7 +47,7 @@ SPACE = "\\s\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """Whitespace as Python defines it, for a character class of a regular expression."""
 
 _STRINGS = ("string", ["string"])
-_STRIPPED = "leading and trailing white space of this argument is lost"
+_STRIPPED = "leading and trailing whitespace of this argument would be lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class FieldArguments:
         properties: Mapping[str, Schema] = held.get("properties", {})
         required: Sequence[str] = held.get("required", ())
         if not properties and held.get("additionalProperties", False) is not False:
-            unheld.append(Unheld("", "additionalProperties", "arguments that are written one by one need known names"))
+            unheld.append(Unheld("", "additionalProperties", "this call format needs the names of all arguments"))
         written: list[Format] = []
         for name, value in properties.items():
             before = self.pieces(self.fields.before + name + self.fields.between)
@@ -169,7 +169,7 @@ def make_grammar(
 ) -> str:
     """Return the structural tag for turns of `chat` with these tools, as JSON text. It is deterministic.
 
-    `stop` are the texts that end a turn. Strings do not contain them, because they would cut off the call. In strings
+    `stop` are the strings that end a turn. Strings do not contain them, because they would cut off the call. In strings
     with a pattern or a length limit, only `<` is excluded. Raises NoCallSyntaxError if there is no grammar for the
     family's calls. Raises UnheldSchemaError if a grammar cannot enforce all of a tool's schema, unless the tool is in
     `loose_tools`. For such a tool, the grammar enforces the rest of the schema.

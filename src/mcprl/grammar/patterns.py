@@ -1,10 +1,10 @@
-r"""Parses the regular expressions of JSON Schemas into trees that match whole texts.
+r"""Parses the regular expressions of JSON Schemas into trees that match whole strings.
 
 JSON Schema searches a string for a `pattern`, but xgrammar matches the whole string. So the tree has "any text" on each
 side without an anchor. xgrammar ignores look-around and inner anchors with a warning; here they raise ValueError.
 
 Libraries disagree on what `\d`, `\w` and `\s` match beyond ASCII. Each class is taken as small as possible, and as
-large as possible if it is negated, so that all libraries accept every text that the tree matches.
+large as possible if it is negated, so that all libraries accept every string that the tree matches.
 
 >>> write_pattern(read_pattern("^[a-c]+-[0-9]{2}$"))
 '^[a-c]+\\-[0-9]{2}$'
@@ -88,7 +88,7 @@ _ESCAPES = {0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r", 0x22: '"', 0x
 
 
 def length_of(tree: Pattern) -> tuple[int, int | None]:
-    """Return the minimum and maximum length of matching texts. None: no maximum."""
+    """Return the minimum and maximum length of matching strings. None: no maximum."""
     match tree:
         case Chars():
             return 1, 1
@@ -125,7 +125,7 @@ def num_chars(tree: Pattern) -> int:
 
 
 def with_length(tree: Pattern, least: int, most: int | None) -> Pattern | None:
-    """Limit the tree to texts of `least` to `most` characters.
+    """Limit the tree to strings of `least` to `most` characters.
 
     Returns None if this is not possible by changing the count of a single repeated character.
     """
@@ -242,7 +242,7 @@ _NOT_NEWLINE = Chars(without(((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028,
 
 
 def read_pattern(pattern: str) -> Pattern:
-    """Parse a pattern that JSON Schema searches for into a tree that matches whole texts.
+    """Parse a pattern that JSON Schema searches for into a tree that matches whole strings.
 
     Raises ValueError, which names the construct, if the pattern cannot be translated exactly.
     """

@@ -45,7 +45,7 @@ _UNEVALUATED = "it depends on which other schemas match"
 _DYNAMIC = "its target depends on the path that leads to it"
 # Keywords that are never enforced. For each: the values that reject nothing, and why any other value is reported.
 _NEVER_HELD: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "not": ((), "a grammar cannot forbid what it allows elsewhere"),
+    "not": ((), "a grammar cannot exclude values that it otherwise allows"),
     "dependencies": ((), _DEPENDENT),
     "dependentRequired": (({},), _DEPENDENT),
     "dependentSchemas": (({},), _DEPENDENT),
@@ -325,7 +325,7 @@ def rewrite(
 
     Apart from the reported keywords, the result allows nothing that the schema forbids. It may allow less.
 
-    `excludes` are the texts that the grammar excludes. Values that contain one are left out here; otherwise xgrammar
+    `excludes` are the strings that the grammar excludes. Values that contain one are left out here; otherwise xgrammar
     would allow the name of a property and then no value for it. xgrammar does not exclude texts in strings with a
     pattern, but these strings contain no `<`. With `escapes`, the whole call is JSON, so such a string may have escaped
     characters.

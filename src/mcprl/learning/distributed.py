@@ -144,7 +144,7 @@ class DistributedLearner:
         return await self._ask(("state_bytes",))
 
     async def close(self) -> None:
-        """Stop all processes. Can be called more than once."""
+        """Stop all processes. It is safe to call this again."""
         for line in self._lines:
             if line.done() and not line.cancelled():
                 line.result()[1].close()  # an idle process exits when its connection closes
@@ -233,7 +233,7 @@ class DistributedLearner:
         how = "closed its connection" if code is None else f"ended with exit code {code}"
         killed = "it was killed, probably for lack of memory: lower learner.microbatch, or see "
         return LearnerLostError(
-            f"process {rank} of {self._size} of the learner {how}; the end of its log: {process.log_tail()}",
+            f"learner process {rank} of {self._size} {how}; the end of its log: {process.log_tail()}",
             fix=f"{killed if code == -signal.SIGKILL else 'see '}{process.log}",
         )
 

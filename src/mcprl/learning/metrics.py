@@ -128,7 +128,7 @@ class UpdateMetrics:
         mean = self._parity["parity_logprob_mean_abs_error"]
         if not mean <= max_parity_error:
             raise ParityError(
-                f"before any update, sampler and learner differ by {mean:.3g} nats per token on the same "
+                f"before any update, sampler and learner disagree by {mean:.3g} nats per token on the same "
                 f"{len(sampled_N)} tokens (at most {self._parity['parity_logprob_max_abs_error']:.3g}); "
                 f"learner.max_parity_error is {max_parity_error:g}",
                 fix="use the same model and dtype in both, or raise learner.max_parity_error for bfloat16",

@@ -288,7 +288,7 @@ class Packer:
 class Policy(nn.Module):
     """Computes the logprobs of a pack's tokens under the distributions they were sampled from.
 
-    Such a distribution is the model's output at the sampling temperature, renormalised over the tokens that the grammar
+    Such a distribution is the model's output at the sampling temperature, renormalized over the tokens that the grammar
     allowed. The head is applied only to the hidden states from which scored tokens are predicted. `model` is a causal
     language model of transformers, or a PeftModel that wraps one.
     """

@@ -290,7 +290,7 @@ class ChildProcess:
             self._process.stdout.close()
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of the log, for an error message, without secrets."""
+        """The last lines of the log, without secrets, for an error message."""
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             tail = "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])

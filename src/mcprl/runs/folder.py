@@ -8,7 +8,7 @@ outputs/hello-cpu/
   metrics.jsonl                   one object per step
   health.jsonl                    the verdicts on each step
   tool_stats.json                 statistics of tool calls, for `mcprl tools stats`
-  timeline.jsonl                  when each step was collected, learnt from, published and saved
+  timeline.jsonl                  when each step was collected, learned from, published and saved
   trajectories/step-00000.parquet one row per episode
   tokens/step-00000.parquet       advantages and ratios of its tokens
   sft/                            the conversations imitated, and those left out with the reason

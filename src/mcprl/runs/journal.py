@@ -1,8 +1,8 @@
 """The episode journal: a finished episode is on disk before it is used, so a crash never loses one.
 
 journal/step-00012.jsonl has one line per episode, in the order in which they finished: the SHA-256 of the JSON's bytes
-in hex, a space, the trajectory as JSON. Of several lines of an episode, the last counts. A line is valid if it ends
-with a newline and its checksum is correct. Other lines are incomplete because the process was killed, or damaged.
+in hex, a space, the trajectory as JSON. If an episode has several lines, the last one counts. A line is valid if it
+ends with a newline and its checksum is correct. Other lines are incomplete because the process was killed, or damaged.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class EpisodeJournal:
         await self.close()
 
     async def add(self, trajectory: Trajectory, *, instead: bool = False) -> None:
-        """Append an episode, or with `instead` another version of it, which counts. It is durable when this returns.
+        """Append an episode or, with `instead`, a new version of it that replaces the old one. It is durable when this
+        returns.
 
         Raises StorageError or ResourceLimitError if this or an earlier write failed. Raises ValueError if the journal
         already has the episode and must not replace it, or if `forget_before` removed its step.

@@ -150,7 +150,7 @@ def is_run(path: Path) -> bool:
 
 
 def find_runs(outputs: Path) -> list[PastRun]:
-    """Return the runs in an output folder, last changed first."""
+    """Return the runs in an output folder, most recently changed first."""
     if not outputs.is_dir():
         raise NoRunError(
             f"there is no folder {outputs}", fix="pass the folder of your runs; `mcprl train RECIPE` creates it"
@@ -215,7 +215,7 @@ def read_run(path: Path) -> PastRun:
 def verify_checkpoints(run: PastRun, starting: Callable[[Path], None]) -> list[Checkpoint | Damaged]:
     """Verify the checkpoints of a run. Return complete and damaged ones, oldest first.
 
-    `starting` is called before each checkpoint is read, which may take long.
+    `starting` is called before each checkpoint is read, which may take a long time.
     """
     checkpoints = Checkpoints(run.path / _CHECKPOINTS)
     starting(checkpoints.folder)
@@ -262,7 +262,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         raise _DamagedError("config.yaml is not YAML") from error
     if not isinstance(config, dict) or not _section(cast("dict[str, Any]", config), "model"):
-        raise _DamagedError("config.yaml does not have the settings of a run")
+        raise _DamagedError("config.yaml does not contain the settings of a run")
     return cast("dict[str, Any]", config)
 
 

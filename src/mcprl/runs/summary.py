@@ -63,7 +63,7 @@ def _why_inactive(steps: Steps) -> str:
     groups = sum(step.get("groups", 0.0) for step in steps) - dropped
     dead = sum(step.get("groups_without_variance", 0.0) for step in steps) - dropped
     clipped = [step["clipped_fraction"] for step in steps if "clipped_fraction" in step]
-    parts = [f"{dead / groups:.0%} of groups dead"] if groups > 0 else []
+    parts = [f"{dead / groups:.0%} of groups without variance"] if groups > 0 else []
     parts += [f"{mean(clipped):.0%} of tokens clipped"] if clipped else []
     return ", ".join(parts)
 

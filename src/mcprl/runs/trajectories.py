@@ -1,8 +1,8 @@
 """Reads and writes trajectories: as rows of a Parquet file, or one by one as JSON.
 
-Both formats have one entry for each field of a `Trajectory` and keep numbers and texts exactly. Turns and reward parts
-have no fixed shape, so they are JSON inside a row. That JSON is ASCII, because Parquet does not accept lone surrogates.
-A pair of surrogates is read back as one character.
+Both formats have one entry for each field of a `Trajectory` and keep numbers and strings exactly. Turns and reward
+parts have no fixed shape, so they are JSON inside a row. That JSON is ASCII, because Parquet does not accept lone
+surrogates. A pair of surrogates is read back as one character.
 """
 
 from __future__ import annotations

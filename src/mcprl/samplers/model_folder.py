@@ -28,7 +28,7 @@ def check_files(folder: Path) -> None:
     if problem is not None:
         raise BadValueError(
             f"{folder} does not contain a complete model: {problem}",
-            fix="publish a folder after save_pretrained has finished, and check that the disk is not full",
+            fix="publish the folder only after save_pretrained has finished, and check that the disk is not full",
         )
 
 

@@ -17,7 +17,7 @@ __all__ = ["AlwaysOpen", "Completion", "SampleRequest", "Sampler", "ScriptedSamp
 class SampleRequest:
     """One turn to sample from the model's distribution at `temperature`, without top-p, top-k or penalties.
 
-    With a `grammar` (a structural tag), the distribution is renormalised over the tokens that the grammar allows.
+    With a `grammar` (a structural tag), the distribution is renormalized over the tokens that the grammar allows.
     """
 
     prompt_ids: tuple[int, ...]

@@ -79,7 +79,7 @@ class Project:
             *(() if here else ((f"cd {shlex.quote(str(self.folder))}", ""),)),
             ("python -m unittest", "runs the solution of every task, without a model"),
             ("mcprl doctor recipe.yaml", "checks everything before training; --fast: without the model"),
-            ("mcprl play --recipe recipe.yaml", "lets you attempt a task yourself"),
+            ("mcprl play --recipe recipe.yaml", "lets you solve a task yourself"),
             ("mcprl train recipe.yaml", f"trains an adapter, outputs/{self.name}/adapter"),
             ("mcprl dashboard", "shows the run in a browser, even during training"),
             (

@@ -259,7 +259,7 @@ class SkyrlServer:
     files.
 
     It accepts only requests with its `key`, because every user of this machine can connect to it. If a request fails,
-    `ended` tells whether the server has ended; if so, it never responds again.
+    `ended` is true if the server has ended and will never respond again.
     """
 
     def __init__(self, process: ChildProcess, url: str, key: str, state: ServerState) -> None:

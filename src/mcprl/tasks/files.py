@@ -126,7 +126,7 @@ def _refuse_surrogates(value: Any, text: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise _RefusedError("a text with a lone surrogate") from None
+        raise _RefusedError("a string with a lone surrogate") from None
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -246,16 +246,20 @@ class NumberLine(_Line):
 
     number: float = Field(description="The correct number.")
     tolerance: float = Field(default=0.0, ge=0, description="Maximum accepted difference.")
-    at_most: int | None = Field(default=4, ge=1, description="Maximum count of numbers in the text; null: no limit.")
-    unit: Unit | None = Field(default=None, description="Unit of the number; null: the number alone counts.")
+    at_most: int | None = Field(
+        default=4, ge=1, description="Maximum number of different numbers in the text; null: no limit."
+    )
+    unit: Unit | None = Field(default=None, description="Unit of the number; null: only the number is compared.")
 
 
 class DateLine(_Line):
     """The text must contain a date within `tolerance_days` of this one, and at most `at_most` dates in total."""
 
-    date: str = Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$", description="The correct date, as 2025-11-14.")
+    date: str = Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$", description="The correct date, such as 2025-11-14.")
     tolerance_days: int = Field(default=0, ge=0, description="Maximum accepted difference, in days.")
-    at_most: int | None = Field(default=4, ge=1, description="Maximum count of dates in the text; null: no limit.")
+    at_most: int | None = Field(
+        default=4, ge=1, description="Maximum number of different dates in the text; null: no limit."
+    )
 
     @field_validator("date")
     @classmethod
@@ -378,8 +382,10 @@ _Reference = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")]
 class CheckLine(_Line):
     """A function of your own that returns how far the task is solved, from 0 to 1."""
 
-    function: _Reference = Field(description="The function, as checks.py:name, relative to the task file.")
-    probes: list[_Words] = Field(default_factory=list[str], description="Tools that it may call on the servers.")
+    function: _Reference = Field(description="The function, such as checks.py:name, relative to the task file.")
+    probes: list[_Words] = Field(
+        default_factory=list[str], description="Tools that the function may call on the servers of the episode."
+    )
 
 
 def _as_check(check: object) -> object:
@@ -419,7 +425,7 @@ class TaskLine(_Line):
     answer: _TextLine | None = Field(default=None, description="Check of the final answer.")
     calls: list[_Calls] = Field(
         default_factory=list[Any],
-        description="Calls that the task requires, in this order; those of a list in the list in any order.",
+        description="Calls that the task requires, in this order; the calls of a nested list in any order.",
     )
     in_any_order: bool = Field(default=False, description="Whether `calls` may be made in any order.")
     min_calls: int = Field(default=0, ge=0, description="Number of calls that must succeed in total.")
@@ -431,7 +437,7 @@ class TaskLine(_Line):
     )
     rubric: _Words | None = Field(default=None, description="Instructions for the judge: what makes an answer good.")
     check: Annotated[CheckLine, BeforeValidator(_as_check, json_schema_input_type=_Reference | CheckLine)] | None = (
-        Field(default=None, description="A check of your own: a Python function, as checks.py:name.")
+        Field(default=None, description="Your own check: a Python function, such as checks.py:name.")
     )
     tools: list[str] | None = Field(default=None, description="Tools to offer; default: all tools of the servers.")
     difficulty: Difficulty = Field(default=Difficulty.MEDIUM, strict=False, description="easy, medium or hard.")
@@ -449,7 +455,7 @@ class TaskLine(_Line):
     @model_validator(mode="after")
     def _checks_something(self) -> TaskLine:
         if self.in_any_order and any(isinstance(call, list) for call in self.calls):
-            raise ValueError("in_any_order holds for all calls: remove it, or the lists within calls")
+            raise ValueError("in_any_order applies to all calls: remove it, or the nested lists in calls")
         others = (self.answer, self.calls, self.min_calls, self.state, self.writes, self.rubric, self.check)
         if not any(others):
             raise ValueError(

@@ -68,7 +68,7 @@ class ArgumentCheck:
             except RecursionError:
                 trouble = "The arguments are nested too deeply"
             except OverLimitError as error:
-                trouble = f"The call {error}; send less"
+                trouble = f"The call {error}; make it shorter"
             else:
                 trouble = None if error is None else _explain(error)
         return None if trouble is None else _one_line(f"Bad arguments for {self._tool}: {trouble}.")
@@ -97,9 +97,9 @@ def _not_json(arguments: dict[str, Any]) -> str | None:
             if isinstance(part, float) and not math.isfinite(part):
                 return f"argument {_show(name)} holds {part}, which is not a JSON number"
             if isinstance(part, int) and abs(part) > sys.float_info.max:
-                return f"argument {_show(name)} holds a number that is too large"
+                return f"argument {_show(name)} contains a number that is too large"
             if isinstance(part, str) and not is_unicode(part):
-                return f"argument {_show(name)} holds text that is not valid Unicode"
+                return f"argument {_show(name)} contains text that is not valid Unicode"
             if not isinstance(part, str | int | float | dict | list) and part is not None:
                 return f"argument {_show(name)} holds a {type(part).__name__}, which is not a JSON value"
     return None

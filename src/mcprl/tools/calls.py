@@ -192,7 +192,7 @@ Instead = Callable[[str], Observation | None]
 
 _MAX_NAMES_SHOWN = 12
 _BUSY_S = 1.0
-_CUT = "[cut: the result is longer than may be shown]"
+_CUT = "[cut: the result is longer than the limit]"
 _NOT_RECORDED = "There is no recorded answer to this call. Try another tool or other arguments."
 
 
@@ -319,7 +319,7 @@ class Pipeline:
         return _Outcome(answer, attempts=attempts, shared=shared)
 
     def world_of(self, tool: Tool) -> Literal["recorded", "live"]:
-        """Return what answers the calls of a tool in mode mixed: the cassette (recorded) or a server (live)."""
+        """Return where calls of a tool go in mode mixed: to the cassette (recorded) or to a server (live)."""
         route = self._routes[tool.server]
         has_recordings = (route.name, tool.name) in self._recorded_tools
         replays = has_recordings and matches(tool.name, route.settings.recorded)

@@ -381,7 +381,7 @@ class ServerConnection:
             return
         self._silent_deadlines += 1
         if self._silent_deadlines >= _SILENT_DEADLINES:
-            session.end(f"it sent nothing during {self._silent_deadlines} calls that missed their deadline")
+            session.end(f"it sent nothing while {self._silent_deadlines} calls missed their deadline")
 
     async def _answer_to_error(self, session: Session, tool: str, error: MCPError) -> Answer:
         """Convert a JSON-RPC error by its cause: the transport, the policy's arguments, or the server.
@@ -410,7 +410,9 @@ class ServerConnection:
             case Trouble.TOO_LARGE:
                 return Answer(outcome.text, truncated=True)
             case Trouble.REFUSED_FOR_SIZE:
-                return Answer(f"The arguments of {tool} are longer than its server accepts. Send less.", is_error=True)
+                return Answer(
+                    f"The arguments of {tool} are longer than its server accepts. Shorten them.", is_error=True
+                )
             case Trouble.BUSY:
                 raise self._busy(detail, delivered=outcome.delivered, retry_after_s=outcome.retry_after_s) from None
             case Trouble.UNREACHABLE:
@@ -448,7 +450,7 @@ class ServerConnection:
 
     def _busy(self, detail: str, *, delivered: bool, retry_after_s: float | None) -> ServerBusyError:
         return ServerBusyError(
-            f"server {self.spec.name!r} asked for the call to be made later ({detail})",
+            f"server {self.spec.name!r} asked mcprl to repeat the call later ({detail})",
             fix=f"set servers.settings.{self.spec.name}.rate to what the server allows",
             delivered=delivered,
             retry_after_s=retry_after_s,

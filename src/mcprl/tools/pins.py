@@ -90,7 +90,7 @@ class PinnedTools:
             shown.append(f"… and {len(diff.lines) - len(shown)} more lines")
         what = f"the tools of server {self._server!r} differ from those of {self._source}: {diff.summary()}"
         raise ToolsChangedError(
-            SECRETS.redact("\n".join([what, *shown, "The policy would get an unreviewed prompt"])),
+            SECRETS.redact("\n".join([what, *shown, "The policy would get a prompt that nobody has reviewed"])),
             fix="review the changes, then run `mcprl tools pin` and start again",
         )
 

@@ -206,6 +206,6 @@ def _probe() -> None:
         problem = str(error)
     if problem is not None:
         raise SandboxMissingError(
-            f"this machine cannot create the sandbox of a server: {problem}",
+            f"this machine cannot run a server in a sandbox: {problem}",
             fix=f"{ALLOW_NAMESPACES}, or {_OTHERWISE}",
         )

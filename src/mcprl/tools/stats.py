@@ -276,7 +276,7 @@ def _percentile_ms(ordered: Mapping[int, int], percent: int) -> float:
 
 
 def write_stats(folder: Path, document: StatsDocument) -> None:
-    """Replace the metrics in a run's folder atomically."""
+    """Replace the statistics in a run's folder atomically."""
     write_file(folder / FILE_NAME, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
@@ -305,7 +305,7 @@ def read_stats(folder: Path) -> StatsDocument:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigFileError(
-            f"{path} is not a file of tool statistics: {place}: {first['msg']}", fix="pass the folder of a run"
+            f"{path} does not contain tool statistics: {place}: {first['msg']}", fix="pass the folder of a run"
         ) from error
 
 

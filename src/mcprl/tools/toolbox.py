@@ -95,7 +95,7 @@ class Toolbox:
         return started
 
     def world_of(self, tool: str) -> str:
-        """Return what answers the calls of a tool: the cassette (recorded) or a server (live)."""
+        """Return where calls of a tool go: to the cassette (recorded) or to a server (live)."""
         assert self._pipeline is not None
         if self._mode in {"replay", "mixed"}:
             return "recorded" if self._mode == "replay" else self._pipeline.world_of(self.catalog[tool])

@@ -87,7 +87,7 @@ class EpisodeReport:
 
     @property
     def conversation(self) -> str:
-        """All turns as one text: the policy's text, followed by a line `→ tool: result` per call."""
+        """All turns as one string: the policy's text, followed by a line `→ tool: result` per call."""
         parts: list[str] = []
         for turn in self.turns:
             parts.append(turn.text)

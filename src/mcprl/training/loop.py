@@ -65,7 +65,8 @@ async def train(run: Run) -> Summary:
 
 
 class UpdateGivenUp(RunStopped):
-    """The learner could not finish its update in the time to stop. It may be ahead of the run's last finished step."""
+    """The learner could not finish its update before the deadline for stopping. It may be ahead of the run's last
+    finished step."""
 
 
 # The shares of the time to stop that running episodes and a running update may take.
@@ -248,7 +249,8 @@ class Run:
             await asyncio.to_thread(self.checkpoints.retain, kept, also=also)
 
     async def leave(self, *, update_given_up: bool) -> str:
-        """After a request to stop, let episodes finish for a while, then save. Return a sentence on what was saved."""
+        """After a request to stop, let episodes finish for a while, then save. Return a sentence that lists what was
+        saved."""
         self.watcher.stage("stopping: letting episodes finish, saving")
         try:
             await self.shutdown.unless_stopped(self.collector.drain(), share=_EPISODES_SHARE)

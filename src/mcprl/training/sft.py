@@ -185,7 +185,7 @@ class _Sources:
         messages, tools = _objects(fields.get("messages")), _objects(fields.get("tools") or [])
         if messages is None or tools is None:
             raise TaskFileError(
-                f"{row.place}: not a conversation: it needs a list `messages`, and `tools` must be a list",
+                f"{row.place}: not a conversation: `messages` and `tools` must be lists",
                 fix='write {"messages": […], "tools": […]}, with "task" for a demonstration',
             )
         constrain = self._config.sampling.constrain
@@ -250,7 +250,7 @@ def _require_same_tokens(folder: Path, config: RunConfig) -> None:
     )
     if not same or (other.renderer, other.thinking) != (own.renderer, own.thinking):
         raise BadValueError(
-            f"the episodes of {folder} have different tokens, because model.path, model.renderer or model.thinking "
-            "differ",
+            f"the episodes of {folder} have other token ids, because their model.path, model.renderer or "
+            "model.thinking differs",
             fix="use runs of the same model, or of a model with the same tokenizer and renderer",
         )

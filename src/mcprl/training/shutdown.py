@@ -1,8 +1,8 @@
 """Stopping a run early on SIGTERM, SIGHUP or Ctrl-C, with limited time to save and a distinct exit code.
 
 The first signal asks the run to stop. It then has SHUTDOWN_S seconds to save what it can. The last checkpoint and all
-finished episodes are already on disk. When the time is over, or at the second signal, the process exits immediately.
-Its child processes end with it: see `mcprl.processes`.
+finished episodes are already on disk. When the time is up, or at the second signal, the process exits immediately. Its
+child processes end with it: see `mcprl.processes`.
 """
 
 from __future__ import annotations

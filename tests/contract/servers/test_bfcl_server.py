@@ -85,7 +85,7 @@ async def test_without_a_call_no_task_is_solved(tmp_path):
             played = await play_calls(task, toolbox, [()] * (1 + len(task.follow_ups)))
             judged = judge_turns(entry_of(task.id), StopReason.ANSWERED, played.turns)
             assert not judged.success
-            assert judged.failure == "no call where one is needed"
+            assert judged.failure == "no call although one is needed"
 
 
 async def test_a_world_is_put_in_place_once_and_by_its_id():
@@ -95,7 +95,7 @@ async def test_a_world_is_put_in_place_once_and_by_its_id():
             result = await client.call_tool(tool, arguments)
             return result.content[0].text, result.is_error
 
-        assert await call("ls") == (f"No task has begun: {BEGIN} comes first.", True)
+        assert await call("ls") == (f"No task has begun: call {BEGIN} first.", True)
         text, is_error = await call(BEGIN, task_id="multi_turn_base_9999")
         assert "no multi-turn task" in text
         assert is_error

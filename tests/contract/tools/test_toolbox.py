@@ -94,7 +94,7 @@ async def test_an_unparsable_call_is_answered_with_its_problem(lease):
         ({"city": "Lima", "nights": 0}, "argument 'nights' is 0, which breaks minimum 1"),
         ({"city": "Lima", "nights": 1, "room": "attic"}, "argument 'room' must be one of 'single', 'double'"),
         ({"city": "Lima", "nights": 1, "guests": ["Ana", 3]}, "argument 'guests.1' must be string, not integer"),
-        ({"city": "\ud800", "nights": 1}, "argument 'city' holds text that is not valid Unicode"),
+        ({"city": "\ud800", "nights": 1}, "argument 'city' contains text that is not valid Unicode"),
         ({"city": "Lima", "nights": float("nan")}, "argument 'nights' holds nan, which is not a JSON number"),
     ],
 )

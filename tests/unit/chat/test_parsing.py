@@ -88,27 +88,27 @@ def test_arguments_may_be_left_out():
         ("{'name': 'a'}", "", "the call is not valid JSON"),
         ('{"name": "a', "", "the call is not valid JSON: Unterminated string starting at character 9, before"),
         ('{"name": "a\nb"}', "", "the call is not valid JSON: Invalid control character at character 11, before"),
-        ('{"name": "a"} {"name": "b"}', "a", 'after the JSON of the call comes \'{"name": "b"}</tool_call'),
+        ('{"name": "a"} {"name": "b"}', "a", 'the JSON of the call is followed by \'{"name": "b"}</tool_call'),
         ('{"name": "a"}}', "a", "where only </tool_call> may follow"),
-        ("[" * 100_000, "", "the call is nested too deeply: 100 levels at most"),
+        ("[" * 100_000, "", "the call is nested too deeply: the limit is 100 levels"),
         ('{"name": "a", "arguments": {"x":' + "[" * 100 + "]" * 100 + "}}", "a", "nested too deeply"),
-        ('{"name": "a", "arguments": {"n": ' + "9" * 5000 + "}}", "", "the call holds a number of too many digits"),
+        ('{"name": "a", "arguments": {"n": ' + "9" * 5000 + "}}", "", "a number with too many digits"),
         ("[1, 2]", "", 'the call must be a JSON object with "name" and "arguments"'),
         ('"find_person"', "", "the call must be a JSON object"),
-        ('{"arguments": {}}', "", 'the call names no tool, which belongs in "name"'),
-        ('{"name": ""}', "", "the call names no tool"),
-        ('{"name": 3}', "", "the call names no tool"),
+        ('{"arguments": {}}', "", 'the call does not name a tool, which belongs in "name"'),
+        ('{"name": ""}', "", "the call does not name a tool"),
+        ('{"name": 3}', "", "the call does not name a tool"),
         ('{"name": "a", "arguments": "x"}', "a", 'the arguments must be a JSON object, in "arguments"'),
         ('{"name": "a", "arguments": [1]}', "a", "the arguments must be a JSON object"),
         ('{"name": "a", "arguments": null}', "a", "the arguments must be a JSON object"),
         (
             '{"name": "a", "parameters": {}}',
             "a",
-            "the arguments must be in \"arguments\", and the call has 'parameters'",
+            "the arguments must be in \"arguments\", but the call has 'parameters'",
         ),
-        ('{"name": "a", "symbol": "X", "n": 1}', "a", "and the call has 'symbol'"),
-        ('{"name": "a", "arguments": {"x": NaN}}', "a", "a number that is infinite or none"),
-        ('{"name": "a", "arguments": {"x": 1e999}}', "a", "a number that is infinite or none"),
+        ('{"name": "a", "symbol": "X", "n": 1}', "a", "but the call has 'symbol'"),
+        ('{"name": "a", "arguments": {"x": NaN}}', "a", "NaN or an infinite number"),
+        ('{"name": "a", "arguments": {"x": 1e999}}', "a", "NaN or an infinite number"),
         ('{"name": "a", "arguments": {"x": ["\\ud800"]}}', "a", "half of a surrogate pair"),
         ('{"name": "a\\udc00", "arguments": {}}', "a?", "half of a surrogate pair"),
         ('{"name": "a\\udc00", "arguments": 3}', "a?", "the arguments must be a JSON object"),
@@ -131,7 +131,7 @@ def test_an_unclosed_call_says_so_and_consumes_the_rest(body, name):
 def test_arguments_may_be_nested_a_hundred_levels_deep(levels, usable):
     # The arguments themselves are one level.
     call = checked_call("a", {"x": nested(levels)})
-    assert call.problem == (None if usable else "the call is nested too deeply: 100 levels at most")
+    assert call.problem == (None if usable else "the call is nested too deeply: the limit is 100 levels")
 
 
 def test_brackets_in_strings_do_not_count_as_nesting():
@@ -143,9 +143,7 @@ def test_a_turn_has_a_hundred_and_twenty_eight_calls_at_most():
     assert (prose, len(calls), {c.problem for c in calls}) == ("Done.", MAX_CALLS, {None})
     prose, calls = parse_tool_calls(written("a", {}) * 1000 + "Done.")
     assert (prose, len(calls)) == ("", MAX_CALLS + 1)
-    assert [c.problem for c in calls[MAX_CALLS:]] == [
-        "a turn may hold 128 calls at most: what comes after them is not read"
-    ]
+    assert [c.problem for c in calls[MAX_CALLS:]] == ["a turn may contain at most 128 calls: the rest is ignored"]
 
 
 def test_every_problem_is_known_by_its_sentence():

@@ -140,8 +140,8 @@ def test_a_turn_cut_inside_a_character_is_read(readers):
     ("family", "text", "problem"),
     [
         ("qwen3.5", "<tool_call>\n<function=a>\n", "the call has no closing marker"),
-        ("qwen3.5", "<tool_call>\n{}\n</tool_call>", "the call is not written as this model writes calls"),
-        ("glm-4.5", "<tool_call></tool_call>", "the call names no tool"),
+        ("qwen3.5", "<tool_call>\n{}\n</tool_call>", "the call does not have this model's call format"),
+        ("glm-4.5", "<tool_call></tool_call>", "the call does not name a tool"),
         (
             "kimi-k2",
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.a:0<|tool_call_argument_begin|>{oops"
@@ -152,7 +152,7 @@ def test_a_turn_cut_inside_a_character_is_read(readers):
             "kimi-k2",
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.a:0<|tool_call_argument_begin|>{} {}"
             "<|tool_call_end|><|tool_calls_section_end|>",
-            "after the JSON of the call comes ' {}', where only the end of the call may follow",
+            "the JSON of the call is followed by ' {}', but only the end of the call may follow",
         ),
         (
             "kimi-k2",
@@ -160,8 +160,8 @@ def test_a_turn_cut_inside_a_character_is_read(readers):
             "<|tool_call_end|><|tool_calls_section_end|>",
             "the arguments must be a JSON object",
         ),
-        ("gemma4", "<|tool_call>call:a{b}<tool_call|>", "the call is not written as this model writes calls"),
-        ("deepseek-v4", '<｜DSML｜invoke name="a">\nx</｜DSML｜invoke>', "the call is not written as this model"),
+        ("gemma4", "<|tool_call>call:a{b}<tool_call|>", "the call does not have this model's call format"),
+        ("deepseek-v4", '<｜DSML｜invoke name="a">\nx</｜DSML｜invoke>', "the call does not have this model's"),
     ],
 )
 def test_a_call_that_cannot_be_used_says_why_in_our_words(family, text, problem, readers):
@@ -212,7 +212,7 @@ def test_calls_by_the_thousand_are_cut_in_every_way_of_reading(readers):
     it = readers["kimi-k2"]
     (*_, last) = calls = it.reader.read([], it.encode(WRITERS["kimi-k2"]([("now", {})] * 300)), SPECS).calls
     assert len(calls) == 129
-    assert last.problem == "a turn may hold 128 calls at most: what comes after them is not read"
+    assert last.problem == "a turn may contain at most 128 calls: the rest is ignored"
 
 
 # Damage without end.

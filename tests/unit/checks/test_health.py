@@ -211,7 +211,7 @@ PLANTED = [
         "mcprl tools stats",
         config={"sampling": {"constrain": "act"}},
     ),
-    Planted("unanswered", WARN, [{"stop_cut_by_length": 0.6}], "60%), turns are truncated", "sampling.max_tokens"),
+    Planted("unanswered", WARN, [{"stop_cut_by_length": 0.6}], "60%), turns are cut off", "sampling.max_tokens"),
     Planted("unanswered", BAD, [{"stop_turn_limit": 0.9}], "95% of episodes hit a limit", "episodes.max_turns"),
     Planted("unanswered", WARN, [{"stop_context_limit": 0.5}], "outgrow the context", "model.context_tokens"),
     Planted("reward collapse", BAD, [{"reward": 0.6}] * 5 + [{"reward": 0.1}] * 3, "at step 4", "--from 4"),

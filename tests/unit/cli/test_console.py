@@ -248,7 +248,7 @@ def test_the_summary_holds_the_figures_of_success_against_their_bars(summary, ca
     assert ["✓", "mean ratio, worst step", "1", "0.8 – 1.2"] in lines
     assert ["✗", "token alignment, worst step", "50.00%", "100%"] in lines
     assert ["✓", "KL per token, worst step", "0.00123", "≤ 3 nats"] in lines
-    assert ["✓", "active tokens, mean", "70.00%", "> 60%", "0% of groups dead"] in lines
+    assert ["✓", "active tokens, mean", "70.00%", "> 60%", "0% of groups without variance"] in lines
     due_later = "not due yet: after 2 steps"
     assert ["–", "valid tool calls, last step", "75.00%", "≥ 90% by step 50", due_later] in lines
 

@@ -102,7 +102,7 @@ def test_evaluations_are_shown_with_their_intervals(run, export, tmp_path):
 
 
 def test_a_base_that_nobody_else_has_is_refused(run, export):
-    with pytest.raises(BadValueError, match=r"is a folder of this machine.*--base"):
+    with pytest.raises(BadValueError, match=r"is a folder on this machine.*--base"):
         export(run)
 
 

@@ -116,7 +116,7 @@ async def test_an_episode_of_an_endpoint_cannot_enter_an_update():
         (call("echo", "[1]"), "the arguments are not an object"),
         (call("echo", '{"text": NaN}'), "NaN is not a JSON number"),
         (call("ecko?", {}), "There is no tool 'ecko?'"),
-        (call("", {}), "the call has no name"),
+        (call("", {}), "the call does not name a tool"),
         (call("echo", {}, call_id=None), "x"),
     ],
 )

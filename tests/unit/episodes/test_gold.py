@@ -199,7 +199,7 @@ async def test_a_check_may_be_a_reward_function_too_but_must_be_one_per_episode_
     async with RewardFunctions(rewards.functions, environment=os.environ, log=tmp_path / "log", code=code) as functions:
         (gold,) = await play_gold([task], ticket_tools(), rewards, functions=functions)
         assert gold.parts["check"] == gold.parts["own"] == 1.0
-        for wrong, said in ((per_turn, "is a function per turn"), (unread, "was not read when the run started")):
+        for wrong, said in ((per_turn, "is a function per turn"), (unread, "was not loaded when the run started")):
             with pytest.raises(UserCodeError, match=said):
                 await play_gold([wrong], ticket_tools(), rewards, functions=functions)
 

@@ -150,4 +150,4 @@ def test_the_probability_is_that_of_the_exact_sum(all_turns, data):
 
 def test_a_correlation_reads_as_a_sentence():
     found = Correlation(kind="argument", value="fork", lost=3, turns=4, other_lost=0, other_turns=90, p=1e-6)
-    assert str(found) == "the argument text 'fork' (3 of 4 turns lost; without it, 0 of 90)"
+    assert str(found) == "an argument that contains 'fork' (3 of 4 turns lost; without it, 0 of 90)"

@@ -88,7 +88,7 @@ def test_the_terminal_shows_the_figures_and_no_foreign_command(tmp_path):
     shown = console.export_text()
     assert "\x1b[31m" not in shown
     assert "3 attempts were lost" in shown
-    assert "12 requests, 3,400 tokens of prompts, 120 sampled, $0.2500. $1.75 in total." in " ".join(shown.split())
+    assert "3,400 prompt tokens, 120 completion tokens, $0.2500. $1.75 in total." in " ".join(shown.split())
     assert "Report: outputs/eval-made/report.md" in shown
 
 

@@ -59,7 +59,7 @@ def test_what_may_be_missing_is_none_for_null_and_absent_alike():
             "answer.items[1].a should be a whole number, but is missing",
         ),
         (lambda made: made.objects("mixed"), "answer.mixed[1] should be an object"),
-        (lambda made: made.maybe_texts("mixed"), "answer.mixed should be a list of texts"),
+        (lambda made: made.maybe_texts("mixed"), "answer.mixed should be a list of strings"),
         (lambda made: made.texts_by_name("inner"), "answer.inner.a should be a text"),
         (lambda made: made.number("vast"), "answer.vast should be a number that fits a 64-bit float"),
         (lambda made: json_objects("up", "root", {}), "root should be a list"),

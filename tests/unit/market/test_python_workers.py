@@ -121,7 +121,7 @@ async def test_sigkill_is_the_sandboxs_fault_only_if_the_kernel_counted_an_out_o
 
     async with Sandbox(sandboxed(deadline_s=600.0), spares=0) as sandbox:
         outcome = await killed_while_it_sleeps(sandbox, lambda outer, inner: inner.kill())
-        assert outcome == Failed(kind=FailureKind.ENDED, message="The interpreter was ended by SIGKILL.")
+        assert outcome == Failed(kind=FailureKind.ENDED, message="The interpreter was killed by SIGKILL.")
         with pytest.raises(SandboxLostError, match="killed because the machine ran out of memory"):
             await killed_while_it_sleeps(sandbox, kill_for_memory)
         assert await sandbox.run(program("1 + 1")) == TWO

@@ -168,7 +168,7 @@ def test_a_line_that_is_half_written_does_not_count_yet(tmp_path, cut):
         ("health.jsonl", '{"step": 0, "severity": "odd"}\n', "health.jsonl contains a line that is not a verdict"),
         ("end.json", "[]", "end.json cannot be read"),
         ("config.yaml", "a: [", "config.yaml is not YAML"),
-        ("config.yaml", "- 1", "config.yaml does not have the settings of a run"),
+        ("config.yaml", "- 1", "config.yaml does not contain the settings of a run"),
         ("config.yaml", None, "config.yaml is missing"),
     ],
 )

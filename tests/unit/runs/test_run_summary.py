@@ -133,10 +133,10 @@ def test_valid_calls_are_those_of_the_last_step_and_a_short_run_says_so():
 
 def test_the_note_says_what_lowers_the_active_tokens():
     steps = [{"groups_without_variance": 4.0, "clipped_fraction": 0.1}, {"clipped_fraction": 0.2}]
-    assert success_of(*steps)["active tokens, mean"]["note"] == "31% of groups dead, 15% of tokens clipped"
+    assert success_of(*steps)["active tokens, mean"]["note"] == "31% of groups without variance, 15% of tokens clipped"
     # Groups that were left out of the batch lower nothing.
     left_out = {"groups": 10.0, "groups_without_variance": 4.0, "groups_dropped": 2.0}
-    assert success_of(left_out)["active tokens, mean"]["note"] == "25% of groups dead, 5% of tokens clipped"
+    assert success_of(left_out)["active tokens, mean"]["note"] == "25% of groups without variance, 5% of tokens clipped"
 
 
 def test_a_figure_that_was_not_a_number_meets_no_bar_and_is_still_json():

@@ -134,7 +134,7 @@ def test_a_conversation_without_calls_fails():
     turn = Turn(text="Hm.", sampled_ids=(), finish=FinishReason.STOP, weights_version=0)
     entry = entry_of("multi_turn_base_0")
     judged = judge_turns(entry, StopReason.ANSWERED, [turn] * len(entry.messages))
-    assert judged.failure == "no call where one is needed"
+    assert judged.failure == "no call although one is needed"
 
 
 def test_without_the_wheel_the_suite_says_how_to_get_it(monkeypatch):

@@ -140,7 +140,7 @@ def test_the_file_of_a_check_is_relative_to_the_task_file_and_calls_may_come_in_
         ({"answer": {"number": 5, "unit": "kn"}}, "answer.unit: Input should be 'mm', "),
         ({"check": "checks.py"}, "check.function: String should match pattern"),
         ({"calls": [[{"tool": "a"}]]}, "calls.0: List should have at least 2 items"),
-        ({"calls": [[{"tool": "a"}, {"tool": "b"}]], "in_any_order": True}, "remove it, or the lists within calls"),
+        ({"calls": [[{"tool": "a"}, {"tool": "b"}]], "in_any_order": True}, "remove it, or the nested lists in calls"),
     ],
 )
 def test_a_check_that_cannot_be_met_is_refused_with_its_field(write, wrong, said):

@@ -63,7 +63,7 @@ def test_a_catalog_without_tools_is_refused():
         ({"type": "object", "properties": {"a": {"pattern": "("}}}, "is not a 'regex'"),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/gone"}}}, "refers to '#/\\$defs/gone'"),
         ({"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}}, "refers to 'http://127.0.0.1:9/x'"),
-        ({"$ref": "#"}, "its references to itself are endless"),
+        ({"$ref": "#"}, "its references lead back to themselves"),
     ],
 )
 def test_a_tool_with_an_invalid_schema_is_refused_naming_server_and_tool(parameters, why):

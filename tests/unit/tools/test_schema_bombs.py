@@ -201,7 +201,7 @@ async def test_results_are_held_to_output_schemas_in_time(tmp_path, caplog):
             await lease.call(ToolCall(name="slow", arguments={}))
         with caplog.at_level(logging.WARNING):
             assert (await lease.call(ToolCall(name="bomb", arguments={}))).text == "x"
-    assert "results of tool 'bomb' are not checked: its output schema has a place with more than" in caplog.text
+    assert "results of tool 'bomb' are not checked: its output schema has more than" in caplog.text
     assert heart.longest_s < MAX_DELAY_S
 
 
@@ -294,5 +294,5 @@ def test_a_mutated_schema_is_used_or_refused_by_name():
 @pytest.mark.parametrize("inner", [{"$ref": "#/$defs/a"}, {"anyOf": [{"$ref": "#/$defs/a"}]}])
 def test_a_schema_that_refers_to_itself_without_end_is_refused(inner):
     """Python's own limit, met inside a library written in Rust, would be a panic that no handler catches."""
-    with pytest.raises(BadSchemaError, match="its references to itself are endless"):
+    with pytest.raises(BadSchemaError, match="its references lead back to themselves"):
         SchemaCheck({"$defs": {"a": inner}, "$ref": "#/$defs/a"}).error({"x": 1})

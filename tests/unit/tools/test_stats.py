@@ -292,5 +292,5 @@ def test_a_folder_without_figures_is_an_error_with_the_fix(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"servers": {"time": {"restarts": 0}}}'])
 def test_a_file_of_something_else_is_an_error_that_says_where(tmp_path, text):
     (tmp_path / "tool_stats.json").write_text(text)
-    with pytest.raises(ConfigFileError, match=r"is not a file of tool statistics: \S+"):
+    with pytest.raises(ConfigFileError, match=r"does not contain tool statistics: \S+"):
         read_stats(tmp_path)

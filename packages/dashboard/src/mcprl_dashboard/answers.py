@@ -45,7 +45,7 @@ def encoded(content: Any) -> bytes:
 
 
 def level(value: Any, depth: int = 0) -> Any:
-    """Replace NaN and infinity in a JSON value by null, and too deeply nested parts by a note.
+    """Replace NaN and infinity in a JSON value with null, and parts that are nested too deeply with a note.
 
     >>> level({"loss": math.nan, "steps": [1, math.inf]})
     {'loss': None, 'steps': [1, None]}

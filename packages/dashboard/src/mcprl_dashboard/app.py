@@ -116,7 +116,7 @@ def _refusal(scope: Scope) -> Refusal | None:
     server: tuple[str, int] | None = scope.get("server")
     own = {f"{name}:{server[1]}" for name in _OWN_NAMES} if server is not None else set[str]()
     if headers.get("host", "").lower() not in own:
-        return Refusal(403, "foreign-host", "the request is for another host", "open the address that mcprl printed")
+        return Refusal(403, "foreign-host", "the request names another host", "open the address that mcprl printed")
     origin = headers.get("origin")
     if origin is not None and not _is_own(origin, own):
         return Refusal(403, "foreign-origin", "the request comes from another website", "open the dashboard directly")

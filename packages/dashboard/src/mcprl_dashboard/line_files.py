@@ -58,8 +58,8 @@ class News(Generic[T]):
 class LineFile(Generic[T]):
     """The entries of a file, one per line, decoded by `read`. An incomplete last line is read later.
 
-    If `read` returns None for a line, the line is skipped and counted as damaged. If a resumed run replaces the file by
-    a shorter one, or by one with another inode, it is read from the start.
+    If `read` returns None for a line, the line is skipped and counted as damaged. If a resumed run replaces the file
+    with a shorter one, or with one of another inode, it is read from the start.
     """
 
     def __init__(self, path: Path, read: Callable[[bytes], T | None]) -> None:

@@ -75,7 +75,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTexts:
-    """Converts token ids to texts with a model's tokenizer.json. Supports byte-level BPE and byte fallback."""
+    """Converts token ids to text with a model's tokenizer.json. Supports byte-level BPE and byte fallback."""
 
     def __init__(self, tokenizer_file: Path) -> None:
         from tokenizers import Tokenizer
@@ -88,7 +88,7 @@ class TokenTexts:
         self._bytes: dict[int, bytes] = {}
 
     def texts(self, ids: Sequence[int]) -> list[str]:
-        """Return a text for each token."""
+        """Return the text of each token."""
         decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         last = len(ids) - 1
         return [decoder.decode(self._bytes_of(token), place == last) for place, token in enumerate(ids)]
@@ -195,7 +195,7 @@ class OpenRun:
             return self._index
 
     def prepare(self) -> None:
-        """Start slow work in the background, because a user who opens a run will probably look at its episodes next."""
+        """Start slow work in the background, because the user will probably look at its episodes next."""
         if not self._prepared:
             self._prepared = True
             Thread(target=self._prepare, name="prepare-run", daemon=True).start()
@@ -209,7 +209,7 @@ class OpenRun:
             return self._tasks[files]
 
     def token_texts(self) -> TokenTexts:
-        """Return the token texts. Raises Refusal if the tokenizer is missing."""
+        """Return the converter of token ids. Raises Refusal if the tokenizer is missing."""
         path = find_tokenizer(self._named("model", "path"))
         with self._token_lock:
             if path not in self._tokenizers:
@@ -343,7 +343,7 @@ class RunList:
         raise Refusal(404, "no-run", f"the dashboard has no run {run_id[:100]!r}", "choose a run from the list of runs")
 
     def cards(self) -> list[dict[str, Any]]:
-        """Return the list of runs, last changed first."""
+        """Return the list of runs, most recently changed first."""
         cards: list[dict[str, Any]] = []
         for run in self.all():
             with contextlib.suppress(NoRunError, FileNotFoundError):  # removed after it was listed

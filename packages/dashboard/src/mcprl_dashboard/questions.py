@@ -52,7 +52,7 @@ class EpisodeKey(Question):
 
 
 class Filter(Question):
-    """Selects episodes. Fields that are None or empty do not filter.
+    """Selects episodes. Fields that are None or empty are ignored.
 
     Filter(q="timeout", tool="get_quote", outcome="failed", step_from=100)
     """

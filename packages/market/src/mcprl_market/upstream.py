@@ -193,7 +193,7 @@ def base_url(variable: str, default: str) -> str:
 
 
 def path_segment(text: str) -> str:
-    """Escape a text as one segment of a path, so that it adds no segments or parameters. Not for "." and ".."."""
+    """Escape a string as one segment of a path, so that it adds no segments or parameters. Not for "." and ".."."""
     return quote(text, safe="")
 
 
@@ -277,7 +277,7 @@ class JsonFields:
         if found is None:
             return []
         if not isinstance(found, list) or not all(isinstance(item, str) for item in cast("list[Any]", found)):
-            raise self.wrong(name, "a list of texts")
+            raise self.wrong(name, "a list of strings")
         return cast("list[str]", found)
 
     def texts_by_name(self, name: str) -> dict[str, str]:

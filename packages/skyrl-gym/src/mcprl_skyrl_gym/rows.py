@@ -43,7 +43,7 @@ def task_of_extras(extras: Mapping[str, Any]) -> Task:
     """Return the task of a row, from the extras that SkyRL passes to an environment."""
     written: object = extras.get(TASK_COLUMN)
     if not isinstance(written, str):
-        raise TaskFileError(f"a row of the dataset has no text in column {TASK_COLUMN!r}", fix=_FIX)
+        raise TaskFileError(f"column {TASK_COLUMN!r} of a dataset row does not contain text", fix=_FIX)
     place = f"column {TASK_COLUMN!r} of the dataset"
     try:
         return task_of(decode_strictly(written, place=place, fix=_FIX))

@@ -89,7 +89,7 @@ _FIX = "set model.renderer to template, or use a model whose family is one of qw
 
 
 class Wording:
-    """Converts conversations, tool results and turns to texts for one model."""
+    """Converts conversations, tool results and turns to text for one model."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
@@ -426,5 +426,5 @@ def stage_of(key: StageKey) -> Stage:
 
 
 def close_stages() -> None:
-    """Stop all tool servers of this process now, and not only when it ends. Running episodes lose their tools."""
+    """Stop all tool servers of this process now, instead of when it ends. Running episodes lose their tools."""
     _STAGES.close()

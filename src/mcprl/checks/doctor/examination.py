@@ -1,4 +1,4 @@
-"""Runs the checks of `mcprl doctor` one after the other, and keeps what they have opened.
+"""Runs the checks of `mcprl doctor` one after the other, and keeps what they open for later checks.
 
 A check is a small async function that looks at one thing and yields findings. It stores what it opens (the
 configuration, the tools, the chat, trajectories) for later checks. If something that a check needs is missing, the
@@ -193,7 +193,7 @@ class Check:
 async def examine(
     examination: Examination, checks: Iterable[Check], tell: Callable[[Finding], None] = lambda _: None
 ) -> tuple[Finding, ...]:
-    """Run the checks in order, then close everything. `tell` gets each finding at once."""
+    """Run the checks in order, then close everything. `tell` is called with each finding immediately."""
     found: list[Finding] = []
 
     def add(finding: Finding) -> None:

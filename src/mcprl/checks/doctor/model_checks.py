@@ -1,6 +1,6 @@
 """Checks of the model before it is loaded: its files, its chat template, the prompt length, the tools' grammar.
 
-The length of prompts is measured in one of two ways. --fast only counts the tokens of the texts, which is a lower
+The length of prompts is measured in one of two ways. --fast only counts the tokens of the messages, which is a lower
 bound. With the model's libraries, prompts are rendered as in the run.
 """
 

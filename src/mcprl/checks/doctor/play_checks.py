@@ -198,7 +198,8 @@ def judge_groups(
     found = [f"lost turns coincide with {correlation}" for correlation in ledger.correlations()]
     if caused:
         crashed = (
-            f"{len(caused)} episodes crashed their tool server, and crashed it again when rerun (task {caused[0]})"
+            f"{len(caused)} episodes crashed their tool server, and crashed it again when rerun (first: task "
+            f"{caused[0]})"
         )
         found.insert(0, crashed)
     if found:

@@ -83,7 +83,7 @@ def _count(number: float) -> str:
 
 
 async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
-    """Compare the memory that the run needs (measured, or by the model's size) with the machine's memory."""
+    """Compare the memory that the run needs (measured, or estimated from the model's size) with the machine's."""
     config = examination.config.value
     if config.engine == "skyrl" and config.skyrl.url is not None:
         yield fine("memory", f"not checked: the model is on the server at {config.skyrl.url}")

@@ -30,7 +30,7 @@ _JUDGING = ("validation", "valid", "val", "dev", "test", "eval")
 
 
 async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
-    """Read the tasks and the preamble. Check that each task can be scored, and that they suffice for a step."""
+    """Read the tasks and the preamble. Check that each task can be scored, and that there are enough for a step."""
     config = examination.config.value
     try:
         examination.preamble.put(load_preamble(config.tasks.preamble))
@@ -157,7 +157,7 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
     if drift:
         yield _drift(drift)
     if not found[ProblemKind.UNKNOWN_TOOL] and not found[ProblemKind.UNREACHABLE]:
-        yield fine("tasks and tools", f"{len(catalog)} tools; the tasks match them in every name, argument and limit")
+        yield fine("tasks and tools", f"{len(catalog)} tools; every name, argument and limit in the tasks matches them")
 
 
 async def check_preamble(examination: Examination) -> AsyncIterator[Finding]:

@@ -41,7 +41,7 @@ class Health:
 
     @staticmethod
     def most_kept(config: RunConfig) -> int:
-        """Return how many checkpoints to keep, besides the newest, because advice may refer to them."""
+        """Return how many checkpoints to keep besides the newest one, because advice may refer to them."""
         return 2 + config.training.max_staleness
 
     @property

@@ -53,7 +53,7 @@ _LOST_WARN, _LOST_BAD = 0.1, 0.3
 _CAUSED_BAD = 0.1
 
 CUTS = {
-    "stop_cut_by_length": "turns are truncated at sampling.max_tokens",
+    "stop_cut_by_length": "turns are cut off at sampling.max_tokens",
     "stop_turn_limit": "episodes run out of turns",
     "stop_context_limit": "conversations outgrow the context",
 }
@@ -139,7 +139,7 @@ def invalid_calls(view: StepView) -> Verdict | None:
         severity = Severity.WARN
     else:
         return None
-    what = f"after {step} steps {rate:.0%} of calls are valid"
+    what = f"after {step} steps, {rate:.0%} of calls are valid"
     if view.config.sampling.constrain == "off":
         what += ": the policy does not follow the call format or the tools' schemas"
         fix = "add correct example calls to tasks.preamble"

@@ -158,7 +158,8 @@ def roll_back(view: StepView, step: int | None, why: str = "the last healthy one
         rate = healthy
     if step is None:
         return (
-            f"start again with learner.learning_rate={rate:.2g} (now {setting:.2g}): no checkpoint is known to be good"
+            f"start a new run with learner.learning_rate={rate:.2g} (now {setting:.2g}): no checkpoint is "
+            "known to be good"
         )
     return (
         f"go back to step {step}, {why}, with a lower learning rate (now {setting:.2g}): "

@@ -83,7 +83,7 @@ def rloo_advantages(reward_G: Tensor) -> Tensor:
 
 
 def gae(reward_S: Tensor, value_S: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Return the generalised advantage estimates and the returns of the S steps of one episode, without gradient.
+    """Return the generalized advantage estimates and the returns of the S steps of one episode, without gradient.
 
     δ_s = r_s + γ·v_{s+1} − v_s,   A_s = δ_s + γ·λ·A_{s+1},   R_s = A_s + v_s,   with A_S = v_S = 0
 

@@ -73,7 +73,8 @@ def explained_variance(value_N: Tensor, return_N: Tensor) -> float:
 
 
 def staleness_metrics(trajectories: Sequence[Trajectory], newest_version: int) -> dict[str, float]:
-    """Measure by how many versions the weights that sampled a token lag behind the newest, over all sampled tokens."""
+    """Measure, over all sampled tokens, how many versions the weights that sampled a token lag behind the newest
+    weights."""
     ages = [
         newest_version - version
         for trajectory in trajectories

@@ -136,7 +136,7 @@ def inadmissible_tokens(admissible_NW: Tensor, vocab_size: int) -> Tensor:
     """Unpack the bitmask into booleans [N, V] that are True for tokens that could not have been sampled.
 
     `admissible_NW` packs 32 tokens into each int32, the first in the lowest bit. Bits after the last token are ignored.
-    If the logits of inadmissible tokens are set to −inf, the softmax renormalises over the other tokens. The gradient
+    If the logits of inadmissible tokens are set to −inf, the softmax renormalizes over the other tokens. The gradient
     of inadmissible tokens is then exactly 0. In a row with one admissible token, all gradients are 0.
     """
     if admissible_NW.dtype is not torch.int32 or admissible_NW.shape[1] != -(-vocab_size // 32):
@@ -223,7 +223,7 @@ def value_loss(value_N: Tensor, old_value_N: Tensor, return_N: Tensor, *, clip: 
 
 
 def imitation_loss(logprob_N: Tensor) -> Tensor:
-    """Behaviour cloning: −logp of the tokens of a demonstration."""
+    """Behavior cloning: −logp of the tokens of a demonstration."""
     return -logprob_N
 
 

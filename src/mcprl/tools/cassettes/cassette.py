@@ -216,8 +216,7 @@ class Cassette:
         return frozenset((server, tool) for server, tool in self._run("SELECT DISTINCT server, tool FROM recordings"))
 
     def no_data(self, server: str, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return the answer of a tool without data for a call: adapted from another recording, or else a plain
-        sentence.
+        """Return a tool's "no data" answer to a call: adapted from another recording, or else a plain sentence.
 
         With {"ticker": "X"} → "No price data found for X" recorded, {"ticker": "Y"} gets "No price data found for Y".
         """

@@ -1,4 +1,4 @@
-"""Make a cassette from recorded conversations."""
+"""Makes a cassette from recorded conversations."""
 
 from __future__ import annotations
 

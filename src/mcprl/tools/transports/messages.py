@@ -225,7 +225,7 @@ class LineSplitter:
 def lenient_json(data: bytes) -> Any:
     """Parse JSON; invalid UTF-8 and unpaired surrogates become U+FFFD.
 
-    JavaScript programs write an unpaired surrogate if they cut a text in the middle of an emoji. Raises ValueError.
+    JavaScript programs write an unpaired surrogate if they cut a string in the middle of an emoji. Raises ValueError.
     """
     try:
         return from_json(data)

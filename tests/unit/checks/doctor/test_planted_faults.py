@@ -263,9 +263,7 @@ def tool_with_a_broken_schema(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person", type="object", properties={"name": {"type": "strnig"}}))
 
 
-@fault(
-    "server people", BAD, "'find_person' with a schema that has a place with more than 10000", ".deny", "E-LIMIT-001"
-)
+@fault("server people", BAD, "'find_person' with a schema that has more than 10000 schemas", ".deny", "E-LIMIT-001")
 def tool_with_references_that_multiply(patient, monkeypatch):
     twice = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(22)}
     schema = {"type": "object", "$defs": {**twice, "d22": {}}, "$ref": "#/$defs/d0"}

@@ -199,7 +199,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Trust",
     title: "Alignment",
-    about: "Share of learned tokens that match the sampled tokens. Anything below 100% is an error.",
+    about: "Share of learned tokens that match the sampled tokens. Below 100% is an error.",
     series: named(["alignment", "aligned"]),
     format: percent,
     range: [null, 1.02],
@@ -215,7 +215,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Trust",
     title: "Staleness",
-    about: "By how many versions the weights that sampled a token are behind the newest weights.",
+    about: "How many versions the weights that sampled a token are behind the newest weights.",
     series: named(["staleness_mean", "mean"], ["staleness_max", "max"]),
     range: [0, null],
     absent: "This run does not record the age of its weights.",
@@ -265,7 +265,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Tools",
     title: "Calls",
-    about: "Calls made by the policy in a step, and calls that were failed on purpose.",
+    about: "Calls made by the policy in a step, and calls that failed on purpose.",
     series: named(["calls", "calls"], ["calls_injected", "injected failures"]),
     range: [0, null],
     absent: NOT_YET,
@@ -290,7 +290,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Machine",
     title: "GPU memory",
-    about: "Memory of all GPUs together, in GiB.",
+    about: "Memory in use on all GPUs, in GiB.",
     series: named(["gpu_memory_gib", "used"], ["gpu_memory_total_gib", "total"]),
     format: (value) => (value === null ? "–" : `${figure(value)} GiB`),
     range: [0, null],

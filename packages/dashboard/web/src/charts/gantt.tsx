@@ -68,7 +68,7 @@ export function Gantt({ spans }: { spans: Span[] }) {
     <ChartFrame
       wide
       title="Pipeline"
-      about="When each step was collected, learned, published and saved. In the gaps, the sampler or the learner was idle."
+      about="When each step was collected, learned, published and saved. Gaps mean that the sampler or the learner was idle."
       absent={hasSpans ? null : "No timeline recorded yet. It appears after the first step."}
       readout={hasSpans ? totals(spans) : []}
       moment={bar && `${bar.row}${bar.step === null ? "" : `, step ${stepNumber(bar.step)}`}: ${duration(bar.to - bar.from)}`}
@@ -87,7 +87,7 @@ export function Gantt({ spans }: { spans: Span[] }) {
         )
       }
     >
-      <div ref={box} class="plot gantt" role="img" aria-label="Activities of the run over time; see its data below" />
+      <div ref={box} class="plot gantt" role="img" aria-label="Timeline of the run; the table below has its data" />
     </ChartFrame>
   );
 }

@@ -39,8 +39,8 @@ export function EpisodePage({ id, step, task, member }: Props) {
   const keys: Key[] = [
     { keys: ["h", "ArrowLeft"], does: "previous episode of the group", act: () => toMember(group[at - 1]?.member) },
     { keys: ["l", "ArrowRight"], does: "next episode of the group", act: () => toMember(group[at + 1]?.member) },
-    { keys: ["["], does: "same task, step before", act: () => toStep(data?.neighbours.previous) },
-    { keys: ["]"], does: "same task, step after", act: () => toStep(data?.neighbours.next) },
+    { keys: ["["], does: "same task, previous step", act: () => toStep(data?.neighbours.previous) },
+    { keys: ["]"], does: "same task, next step", act: () => toStep(data?.neighbours.next) },
     { keys: ["g"], does: "group side by side", act: () => setQuery({ view: null }) },
     { keys: ["o"], does: "only this episode", act: () => setQuery({ view: "one" }) },
     { keys: ["t"], does: "token by token", act: () => setQuery({ view: "tokens" }) },

@@ -55,7 +55,7 @@ export function EpisodesPage({ id }: { id: string }) {
     { keys: ["k"], does: "previous episode", act: () => move(-1) },
     { keys: ["Enter"], does: "open the episode", act: (event) => isOnControl(event) || open(rows[row]) },
     { keys: ["/"], does: "search", act: (event) => (event.preventDefault(), search.current?.focus(), search.current?.select()) },
-    { keys: ["Escape"], does: "clear all filters, or leave the search", whileTyping: true, act: () => leaveOrClear(search.current) },
+    { keys: ["Escape"], does: "clear all filters, or leave the search field", whileTyping: true, act: () => leaveOrClear(search.current) },
     { keys: ["n"], does: "next page", act: () => offset + PAGE < (data?.total ?? 0) && turnTo(offset + PAGE) },
     { keys: ["p"], does: "previous page", act: () => offset > 0 && turnTo(offset - PAGE) },
   ];

@@ -38,7 +38,7 @@ export function KeyHelp({ keys, open, close }: { keys: Key[]; open: boolean; clo
     else dialog.current?.close();
   }, [open]);
   return (
-    <dialog ref={dialog} onClose={close} aria-label="Keys of this page">
+    <dialog ref={dialog} onClose={close} aria-label="Keyboard shortcuts on this page">
       <h2>Keys</h2>
       <dl class="keys">
         {[...keys, { keys: ["?"], does: "show or hide this list" }].map((key) => (

@@ -130,7 +130,7 @@ function Legend({ data, lens }: { data: Tokens; lens: Lens }) {
       `${role} ${data.text.filter((_, i) => roleOf(data, i) === role).length}`,
     ]),
     advantage: [["--scale-down", `worse, to ${signed(-most, 2)}`], ["--scale-up", `better, to ${signed(most, 2)}`]] as [string, string][],
-    ratio: [["--scale-down", `less likely, to ${figure(Math.exp(-most))}`], ["--scale-up", `likelier, to ${figure(Math.exp(most))}`]] as [string, string][],
+    ratio: [["--scale-down", `less likely, to ${figure(Math.exp(-most))}`], ["--scale-up", `more likely, to ${figure(Math.exp(most))}`]] as [string, string][],
     logprob: [["--scale-surprise", `surprising, to ${figure(-most)}`]] as [string, string][],
     version: [...new Set(data.weights_version)].filter((v) => v >= 0).map((v): [string, string] => [`--series-${v % 8}`, `v${v}`]),
   }[lens];

@@ -209,7 +209,7 @@ class WorkerProcess:
                 self._init_pidfd = os.pidfd_open(first)
                 self._disk = os.open(f"/proc/{first}/root/tmp", os.O_PATH)
             except (OSError, ValueError, KeyError) as error:
-                raise self._lost(f"ended immediately after it became ready ({error})") from error
+                raise self._lost(f"exited immediately after it became ready ({error})") from error
             if self.has_ended:  # the outer process; inner processes may still run
                 raise self._lost("ended immediately after it became ready")
 
@@ -223,7 +223,7 @@ class WorkerProcess:
         oom_kills = _oom_kills()
         try:
             if self.has_ended:
-                raise self._lost("ended before it received a program")
+                raise self._lost("exited before it received a program")
             self._program.send(framed(program), last=True)
             broken = await self._finish()
         finally:

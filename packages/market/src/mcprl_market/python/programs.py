@@ -12,7 +12,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one program. A program that exceeds a limit is ended, and the policy is given the name of the limit.
+    """Limits of one program. A program that exceeds a limit is killed, and the policy reads which limit it was.
 
     Processor time is the main limit, because it does not depend on the load of the machine. The deadline is wall-clock
     time, for programs that wait.

@@ -222,7 +222,7 @@ class Sandbox:
         outcome = _outcome_of_report(report, program, self._limits, stdout=stdout, stderr=stderr)
         return outcome or Failed(
             kind=FailureKind.ENDED,
-            message="The code wrote something else than a result to where results go.",
+            message="The code wrote invalid data to the pipe for its result.",
             stdout=stdout,
         )
 
@@ -231,12 +231,12 @@ def _limit_message(kind: FailureKind, limits: Limits) -> str:
     """Return a message for the policy that names the exceeded limit."""
     mib = 1024 * 1024
     return {
-        FailureKind.CPU: f"The code took more than {limits.cpu_s} s of processor time and was ended.",
-        FailureKind.DEADLINE: f"The code did not end within {limits.deadline_s:g} s and was ended.",
-        FailureKind.MEMORY: f"The code needs more than {limits.memory_bytes // mib} MB of memory, which is the limit.",
-        FailureKind.OUTPUT: f"The code printed more than {limits.output_bytes // mib} MB, which is the limit.",
-        FailureKind.RESULT: f"The result is larger than {limits.result_bytes // mib} MB, which is the limit.",
-        FailureKind.DISK: f"The code made more than {limits.disk_files} files, which is the limit.",
+        FailureKind.CPU: f"The code took more than {limits.cpu_s} s of processor time and was killed.",
+        FailureKind.DEADLINE: f"The code did not finish within {limits.deadline_s:g} s and was killed.",
+        FailureKind.MEMORY: f"The code needs more memory than the limit of {limits.memory_bytes // mib} MB.",
+        FailureKind.OUTPUT: f"The code printed more than the limit of {limits.output_bytes // mib} MB.",
+        FailureKind.RESULT: f"The result is larger than the limit of {limits.result_bytes // mib} MB.",
+        FailureKind.DISK: f"The code created more files than the limit of {limits.disk_files}.",
     }[kind]
 
 
@@ -289,8 +289,8 @@ def _ended_early(status: int | None, limits: Limits, stdout: str) -> Failed:
     if number == signal.SIGXCPU:
         return Failed(kind=FailureKind.CPU, message=_limit_message(FailureKind.CPU, limits), stdout=stdout)
     if number in set(signal.Signals):
-        message = f"The interpreter was ended by {signal.Signals(number).name}."
+        message = f"The interpreter was killed by {signal.Signals(number).name}."
         return Failed(kind=FailureKind.ENDED, message=message, stdout=stdout)
     return Failed(
-        kind=FailureKind.ENDED, message=f"The code ended the interpreter with status {status}.", stdout=stdout
+        kind=FailureKind.ENDED, message=f"The code exited the interpreter with status {status}.", stdout=stdout
     )

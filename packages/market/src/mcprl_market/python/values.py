@@ -31,9 +31,9 @@ def read_json(text: str | bytes) -> Any:
 
 
 def json_value(data: Any) -> Any:
-    """Return the value of an argument. Policies send JSON either as a value or as a text.
+    """Return the value of an argument. Policies send JSON either as a value or as a string.
 
-    Raises ValueError if a value is nested too deeply. A text that is nested too deeply stays a text.
+    Raises ValueError if a value is nested too deeply. A string that is nested too deeply stays a string.
 
     >>> json_value('{"pe": 55.79}'), json_value([1, 2]), json_value("plain text")
     ({'pe': 55.79}, [1, 2], 'plain text')

@@ -1,4 +1,4 @@
-"""Runs inside the sandbox: confines itself, waits for one program, runs it, reports, and ends.
+"""Runs inside the sandbox: confines itself, waits for one program, runs it, reports the result, and exits.
 
 It imports only a little of the standard library, because it is started for every program. It reads two messages from
 its standard input (its limits, then the program) and writes two to a result pipe ("ready", then the report). The

@@ -2,7 +2,7 @@
 
 The official executor builds a line of Python from the model's text and evaluates it. Here a call is looked up in a
 fixed table of documented methods, so nothing else can be called. Results have the official wording, because the checker
-compares those texts.
+compares it.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Failure(StrEnum):
     """Why the checker rejects a conversation."""
 
     UNFINISHED = "conversation not finished"
-    NO_CALL = "no call where one is needed"
+    NO_CALL = "no call although one is needed"
     WRONG_STATE = "wrong state"
     MISSING_RESULT = "needed result never obtained"
 
