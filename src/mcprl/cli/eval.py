@@ -65,7 +65,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     adapter: Annotated[
         Path | None, typer.Option("--adapter", exists=True, file_okay=False, help="Adapter from an earlier run.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Folder, name on the hub, or name at --endpoint.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Folder, hub name, or name at --endpoint.")] = None,
     episodes: Annotated[int, typer.Option("--episodes", "-k", min=1, help="Episodes per task.")] = 1,
     sample: Annotated[int | None, typer.Option("--sample", min=1, help="Evaluate N tasks, drawn by the seed.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily (temperature close to 0).")] = False,
