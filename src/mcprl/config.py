@@ -29,6 +29,7 @@ from mcprl.records import Difficulty, Task
 __all__ = [
     "LOSSES",
     "NOT_REPRODUCIBLE",
+    "PENALTIES",
     "SOLUTIONS",
     "AlgorithmConfig",
     "BudgetSettings",
@@ -301,7 +302,8 @@ class RewardFunctionConfig(Section):
 
 
 _GRADES = ("rubric", "check")  # parts of a reward with the weight of the answer
-_PENALTIES = ("invalid_call", "unanswered")
+PENALTIES = ("invalid_call", "unanswered")
+"""Parts of a reward that count. Each occurrence subtracts `rewards.penalty`."""
 
 
 class RewardsConfig(Section):
@@ -336,7 +338,7 @@ class RewardsConfig(Section):
     @model_validator(mode="after")
     def _functions_have_names_of_their_own(self) -> RewardsConfig:
         for name in self.functions:
-            if name in (*RewardsConfig.model_fields, *_GRADES, *_PENALTIES) or not name.isidentifier():
+            if name in (*RewardsConfig.model_fields, *_GRADES, *PENALTIES) or not name.isidentifier():
                 raise ValueError(
                     f"a reward function cannot be named {name!r}: choose a Python identifier that is not the name of "
                     "a built-in part"

@@ -151,7 +151,7 @@ CHANGED_SETTINGS = {
     "rewards.judge.cache": "delete it: a run keeps its grades in memory",
     "algorithm.constant_tokens": "delete it: algorithm.aggregation=constant divides by model.context_tokens",
     "algorithm.whiten": "delete it: gae normalizes its advantages over the batch, the others do not",
-    "algorithm.dual_clip": "delete it, or write a loss of your own (algorithm.loss: losses.py:name)",
+    "algorithm.dual_clip": "delete it, or set algorithm.loss to a function of your own",
     "algorithm.max_importance": "delete it: an importance weight is at most 2",
     "algorithm.dead_groups": "set algorithm.refill_rounds instead: 0 for keep, 2 for refill",
     "algorithm.max_refills": "rename it to algorithm.refill_rounds",

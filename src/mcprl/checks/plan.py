@@ -19,6 +19,7 @@ from mcprl.errors import BadValueError, ServerFileError
 from mcprl.records import Message, Task
 
 MEASURED_FILE = Path(__file__).parent / "measured.json"
+_FULL_BATCH = 64  # sequences; more of them do not raise the tokens per second
 FORWARD_SHARE = 1 / 3  # of the cost of a pass with gradients, whose backward pass costs two forward passes
 
 FIGURES: Mapping[str, float] = {
@@ -330,7 +331,7 @@ def _parts(
 
     driver_s, worker_s = shape.turns * constants.driver_turn_s, shape.turns * constants.worker_turn_s
     # A sequence gets an equal share of a full batch.
-    stream_s = shape.sampled_tokens * alive / sampler_rate
+    stream_s = shape.sampled_tokens * min(alive, _FULL_BATCH) / sampler_rate
     path_s = shape.calls * shape.tool_s + stream_s + driver_s + worker_s
     limited = alive < episodes * (1 + ahead)
     setting = "episodes.max_concurrent" if limited else "training.max_staleness=1, faster tools, fewer turns"

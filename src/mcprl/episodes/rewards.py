@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 from mcprl.bounds import is_found, why_no_pattern
-from mcprl.config import RewardsConfig
+from mcprl.config import PENALTIES, RewardsConfig
 from mcprl.errors import BadValueError, TaskFileError
 from mcprl.goals import (
     AnyText,
@@ -57,8 +57,6 @@ _logger = logging.getLogger(__name__)
 
 PARTS: Final = ("answer", "state", "calls", "arguments", "efficiency", "rubric", "check")
 """Parts between 0 and 1. The reward is their weighted mean."""
-PENALTIES: Final = ("invalid_call", "unanswered")
-"""Counts. Each occurrence subtracts its weight."""
 _GOOD_GRADE: Final = 0.5
 
 # Rewards are multiples of 1/_GRID, so that their sums and differences are exact in any order.

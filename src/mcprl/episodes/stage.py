@@ -84,7 +84,7 @@ async def open_kit(
             if tell is not None:
                 tell("compiling the grammar of the tools")
             grammars, turn_grammars = await asyncio.to_thread(_make_grammars, config, chat, tasks, toolbox.catalog)
-        graders = _open_graders(config, toolbox, logs, code or code_of(config.rewards, tasks))
+        graders = open_graders(config, toolbox, logs, code or code_of(config.rewards, tasks))
         judge, functions = await stack.enter_async_context(graders)
 
         def make_runner(sampler: Sampler) -> EpisodeRunner:
@@ -116,9 +116,10 @@ async def open_kit(
 
 
 @asynccontextmanager
-async def _open_graders(
+async def open_graders(
     config: RunConfig, toolbox: Toolbox, logs: Path, code: Code
 ) -> AsyncGenerator[tuple[Judge | None, RewardFunctions | None]]:
+    """Open the judge and the reward functions of a recipe, if it has any."""
     async with AsyncExitStack() as stack:
         judge = None
         if config.rewards.judge is not None:
@@ -302,7 +303,7 @@ async def open_endpoint_runner(
     async with (
         client,
         _checked(open_toolbox(config.servers, log_dir=logs), tasks, watcher) as toolbox,
-        _open_graders(config, toolbox, logs, code_of(config.rewards, tasks)) as (judge, functions),
+        open_graders(config, toolbox, logs, code_of(config.rewards, tasks)) as (judge, functions),
     ):
         runner = EndpointRunner(
             config,

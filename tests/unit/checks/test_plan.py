@@ -190,8 +190,8 @@ def test_collecting_takes_at_least_the_predicted_time_and_at_most_all_work_in_a_
 
 def test_a_sync_step_is_collected_and_then_learned_from():
     plan = plan_of(small(), **KNOWN)
-    # All 32 at once: three calls of a second, 80 tokens at 2000 / 16 a second, 4 turns of 6 ms.
-    assert plan.collect_s == pytest.approx(3 + 80 / 125 + 4 * 0.006)
+    # All 32 at once: three calls of a second, 80 tokens at 2000 / 32 a second, 4 turns of 6 ms.
+    assert plan.collect_s == pytest.approx(3 + 80 / 62.5 + 4 * 0.006)
     assert plan.update_s == pytest.approx(plan.step.learned_tokens / 8000)
     assert plan.step.seconds == plan.collect_s + plan.update_s
 
@@ -212,7 +212,7 @@ FAST = {"sampler_tokens_per_s": 1e7, "learner_tokens_per_s": 1e7}
     [
         ([], {}, "concurrent episodes"),
         ([], {"learner_tokens_per_s": 50}, "learner"),
-        (["episodes.max_concurrent=1"], {"sampler_tokens_per_s": 50}, "sampler"),
+        (["training.tasks_per_step=100", "episodes.max_concurrent=400"], {"sampler_tokens_per_s": 50}, "sampler"),
         (["training.tasks_per_step=800", "episodes.max_concurrent=4000"], FAST, "workers"),
         (["training.tasks_per_step=8000", "episodes.max_concurrent=40000", "workers.count=100"], FAST, "driver"),
     ],

@@ -27,7 +27,7 @@ expected_calls = st.lists(st.builds(lambda n, a: ExpectedCall(tool=n, arguments=
 made_calls = st.lists(st.builds(lambda n, a: call(n, **a), names, arguments), max_size=5)
 weights_drawn = st.builds(
     RewardsConfig,
-    **{name: st.floats(0.01, 3) for name in ("answer", "state", "calls", "arguments", "efficiency", "rubric")},
+    **{name: st.floats(0.01, 3) for name in ("answer", "state", "calls", "arguments", "efficiency")},
 )
 
 

@@ -26,7 +26,8 @@ from mcprl.config import RunConfig
 from mcprl.episodes import Judge, require_scorable, require_tools, require_worlds
 from mcprl.episodes.environment import Action, Environment, Functions, Grader, StepResult, ToolAccess, tool_specs
 from mcprl.episodes.loop import Leases, end_at_deadline, lease_for, longest_life_s
-from mcprl.episodes.reward_functions import code_of, open_functions
+from mcprl.episodes.reward_functions import code_of
+from mcprl.episodes.stage import open_graders
 from mcprl.errors import BadValueError, EpisodeDeadlineError
 from mcprl.files import canonical_json
 from mcprl.recipe import load_recipe
@@ -34,7 +35,6 @@ from mcprl.records import FinishReason, Message, Observation, StopReason, Task, 
 from mcprl.tasks import load_preamble, load_tasks
 from mcprl.tasks.formats import line_of
 from mcprl.tools import Toolbox, open_toolbox
-from mcprl.tools.keys import load_keys
 
 T = TypeVar("T")
 
@@ -361,13 +361,9 @@ async def _open_stage(config: RunConfig, portal: BlockingPortal) -> AsyncGenerat
         logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="mcprl-skyrl-gym-"))
         wording = Wording(chat)
         toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=Path(logs)))
-        judge = None
-        if config.rewards.judge is not None:
-            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys()))
         files = [file for file in (config.tasks.train, config.tasks.validation) if file is not None]
         code = code_of(config.rewards, [task for file in files for task in load_tasks(file)])
-        opening = open_functions(config.rewards, toolbox.catalog, logs=Path(logs), code=code)
-        functions = await stack.enter_async_context(opening)
+        judge, functions = await stack.enter_async_context(open_graders(config, toolbox, Path(logs), code))
         if functions is not None and functions.of_groups:
             raise BadValueError(
                 f"the reward function {functions.of_groups[0]} needs whole groups, but SkyRL plays single episodes",
