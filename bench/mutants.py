@@ -10,7 +10,8 @@ and forks for each mutant. The child exchanges the code of the function and runs
 until N tests, S seconds of processor time or F failures.
 
 What they found is in bench/results/mutants.jsonl, and `run` continues from there: it gives the survivors the tests that
-they have not met, and plays a mutant again if all tests that killed it are gone. FOLDER keeps what `contexts` found.
+they have not met, and plays a mutant again if all tests that killed it are gone. A survivor that changes nothing that
+matters has a row there with the verdict `equivalent` and why. FOLDER keeps what `contexts` found.
 
   killed, timeout, survived   of the mutants on lines that a test covers; a timeout counts as killed in `share`
   uncovered                   mutants that were drawn besides, on lines that no such test covers
@@ -342,9 +343,10 @@ class Runner:
         gc.freeze()  # what a collector visits in a child would be copied
         with RESULTS.open("a") as store:
             for count, mutant in enumerate(self.mutants, 1):
-                earlier = results.get(mutant.name, {"killers": [], "ran": []})
+                earlier = results.get(mutant.name, {"verdict": "new", "killers": [], "ran": []})
                 tests = self.next_tests([test for test in mutant.tests if test in items], earlier["ran"])
-                if any(test in items for test in earlier["killers"]) or not tests:
+                is_settled = earlier["verdict"] == "equivalent" or any(test in items for test in earlier["killers"])
+                if is_settled or not tests:
                     continue
                 row = self.try_mutant(mutant, [items[test] for test in tests], functions)
                 row |= {"ran": [] if row["killers"] else earlier["ran"] + [digest(test) for test in row["ran"]]}
