@@ -1,8 +1,8 @@
 """What a trivial reward function costs: its share of the time of an episode whose tools answer at once.
 
-SmolLM2-135M samples up to two turns of at most 64 tokens on the CPU, one episode after the other. Three turns of four
-are calls that are put into its mouth and scored in one pass, which is cheaper than sampling them, so the share is rather
-too high. The function returns 1.0; the cost is its process, the pipe, the copy of the episode and the checks.
+SmolLM2-135M samples up to two turns of at most 64 tokens on the CPU, one episode after the other. Three of four turns
+are calls that are put into its mouth and scored in one pass. That is cheaper than sampling, so the share is too high
+rather than too low. The function returns 1.0; its cost is a process, the pipe, the copy of the episode and the checks.
 
   share_percent   time in the functions ÷ time of the episodes, in percent
   grade_ms        median per episode

@@ -1,4 +1,7 @@
-"""MCP servers in an environment of verifiers 0.2: python verifiers_env.py URL MODEL, of an OpenAI-compatible endpoint"""
+"""MCP servers in an environment of verifiers 0.2: python verifiers_env.py URL MODEL
+
+URL is that of any OpenAI-compatible endpoint.
+"""
 
 import asyncio
 import json

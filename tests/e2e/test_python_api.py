@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -79,22 +77,6 @@ def test_a_run_from_python_is_watched_stopped_resumed_and_evaluated(tmp_path):
         evaluation = mcprl.evaluate(recipe, adapter=summary.folder / "adapter", episodes=2, watch=watch)
     assert len(played) == len(evaluation.episodes) == 4
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.process
-@pytest.mark.timeout(600)
-def test_the_example_without_yaml_trains_and_evaluates(root, tiny_qwen3, tmp_path):
-    example = root / "examples" / "from_python"
-    assert sum(len(file.read_text().splitlines()) for file in example.iterdir() if file.is_file()) <= 60
-    command = [sys.executable, str(example / "train.py"), str(tiny_qwen3)]
-    variables = {**os.environ, "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}
-    ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=500)
-    assert ended.returncode == 0, ended.stderr
-    first, second, last = ended.stdout.splitlines()
-    assert first.startswith("step 0: reward ")
-    assert second.startswith("step 1: reward ")
-    assert last == "outputs/from-python: 0% solved"
-    assert (tmp_path / "outputs" / "from-python" / "summary.json").is_file()
 
 
 def test_in_a_notebook_an_interrupt_asks_the_work_to_stop_and_waits_for_it():
