@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from inspect import Parameter, Signature
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
@@ -66,25 +67,33 @@ def solved(completions, id, environments, **_):
     return [None if environment._lost else grade for environment, grade in zip(environments, graded, strict=True)]
 
 
-def main(model, steps=5):
-    threading.Thread(target=LOOP.run_forever, daemon=True).start()
-    wait(TOOLBOX.__aenter__())
+def train(model, steps):
     for tool in TOOLBOX.catalog:
         setattr(Environment, tool.name, make_method(tool))
     rows = [{"id": task.id, "prompt": [dict(message) for message in task.prompt]} for task in TASKS.values()]
     settings = GRPOConfig(
         output_dir="outputs/trl",
+        use_cpu=not torch.cuda.is_available(),
         max_steps=steps,
         per_device_train_batch_size=4,
         num_generations=4,
         max_completion_length=256,
         report_to="none",
+        logging_steps=1,
     )
     data = Dataset.from_list(rows)
     trainer = GRPOTrainer(model, solved, settings, train_dataset=data, environment_factory=Environment)
     trainer.train()
-    wait(TOOLBOX.__aexit__(None, None, None))
     return trainer
+
+
+def main(model, steps=5):
+    threading.Thread(target=LOOP.run_forever, daemon=True).start()
+    wait(TOOLBOX.__aenter__())
+    try:
+        return train(model, steps)
+    finally:
+        wait(TOOLBOX.__aexit__(None, None, None))
 
 
 if __name__ == "__main__":
