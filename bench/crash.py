@@ -17,9 +17,10 @@ times. The process logs each episode that the journal says is durable; it must b
   vllm_chains, vllm_points, vllm_finished_lost, vllm_used_twice, vllm_played_again
                  the same with vLLM, for which no equality to the last bit is claimed; full size, or --vllm alone
 
-    python bench/crash.py [--ci] [--sft | --vllm]
+    python bench/crash.py [--ci] [--sft | --functions | --vllm]
 
-With --sft it is supervised fine-tuning that is killed, at 10 places.
+With --sft it is supervised fine-tuning that is killed, at 10 places; with --functions a run with reward functions of
+the user, at 20 places (5 with --ci).
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from typing import Any
 from crashing.evidence import Account, differences, evidence
 from crashing.nurseries import Nursery, open_nursery
 from crashing.places import PLACES, Place
-from crashing.small_runs import SFT, VARIANTS
+from crashing.small_runs import FUNCTIONS, SFT, VARIANTS
 from servers.harness import run_bench, say
 
 NURSERY = Path(__file__).resolve().parent / "crashing" / "nursery.py"
 POINTS, SFT_POINTS, CI_POINTS = 100, 10, 3
-RL_VARIANTS = [variant for variant in VARIANTS if variant != SFT]
+FUNCTIONS_POINTS, FUNCTIONS_CI_POINTS = 20, 5
+RL_VARIANTS = [variant for variant in VARIANTS if variant not in (SFT, FUNCTIONS)]
 VLLM_CHAINS, VLLM_KILLS = 3, 2
 SEED = 3
 KILLED = -9
@@ -128,6 +130,10 @@ async def measure_sft(ci: bool, folder: Path) -> dict[str, Any]:
     return await kill_and_compare(folder, [SFT], CI_POINTS if ci else SFT_POINTS)
 
 
+async def measure_functions(ci: bool, folder: Path) -> dict[str, Any]:
+    return await kill_and_compare(folder, [FUNCTIONS], FUNCTIONS_CI_POINTS if ci else FUNCTIONS_POINTS)
+
+
 async def measure(ci: bool, folder: Path) -> dict[str, Any]:
     figures = await kill_and_compare(folder, RL_VARIANTS, CI_POINTS if ci else POINTS)
     return figures if ci else figures | await measure_vllm(ci, folder)
@@ -192,6 +198,9 @@ def main() -> int:
     if "--vllm" in sys.argv:
         sys.argv.remove("--vllm")
         return run_bench(__doc__, measure_vllm, VLLM_BARS)
+    if "--functions" in sys.argv:
+        sys.argv.remove("--functions")
+        return run_bench(__doc__, measure_functions, BARS)
     if "--sft" in sys.argv:
         sys.argv.remove("--sft")
         return run_bench(__doc__, measure_sft, BARS)

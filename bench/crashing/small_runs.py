@@ -9,12 +9,13 @@ from typing import Any
 
 from mcprl.config import RunConfig
 
-__all__ = ["SFT", "VARIANTS", "small_run"]
+__all__ = ["FUNCTIONS", "SFT", "VARIANTS", "small_run"]
 
 HERE = Path(__file__).resolve().parent
 TINY_QWEN3 = HERE.parents[1] / ".cache" / "models" / "tiny-qwen3"
 STEPS = 5
 SFT = "small-sft"
+FUNCTIONS = "functions"
 
 _KL = {"coefficient": 0.05, "target": 0.001, "reference": "ema", "lag": 5}
 
@@ -34,7 +35,38 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sft": {"steps": 6, "batch_size": 2, "learning_rate": 1e-2},
         "training": {"keep_checkpoints": 1},
     },
+    # Rewards are given by functions of the user: per episode, which also asks the server, per turn and per group.
+    FUNCTIONS: {
+        "algorithm": {"advantages": "gae", "old_logprobs": "recomputed", "kl": _KL},
+        "functions": {"whole": {"probes": ["ring"]}, "turns": {}, "ranks": {}},
+    },
 }
+# Values that look random and are a function of the episode alone.
+_REWARDS = """
+import hashlib
+
+import mcprl
+
+
+def share(text):
+    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32
+
+
+async def whole(episode):
+    rung = await episode.probe("ring", bell="high")
+    return share(rung.text + repr([turn.text for turn in episode.turns]))
+
+
+@mcprl.reward(per="turn")
+def turns(episode):
+    return [share(turn.text) for turn in episode.turns]
+
+
+@mcprl.reward(per="group")
+def ranks(episodes):
+    values = [share(repr(episode.parts)) for episode in episodes]
+    return [sum(other < value for other in values) / len(values) for value in values]
+"""
 
 
 def small_run(
@@ -49,7 +81,12 @@ def small_run(
     )
     server = {"command": sys.executable, "args": [str(HERE / "bells.py")]}
     (folder / "servers.json").write_text(json.dumps({"mcpServers": {"bells": server}}))
+    (folder / "rewards.py").write_text(_REWARDS)
     own = VARIANTS[variant]
+    functions = {
+        name: {"function": f"{folder.resolve()}/rewards.py:{name}", "weight": 1.0, **settings}
+        for name, settings in own.get("functions", {}).items()
+    }
     config = RunConfig.model_validate(
         {
             "name": variant,
@@ -64,6 +101,7 @@ def small_run(
             # A turn ends at the letter e, if one comes up: some episodes answer and some are cut.
             "sampling": own.get("sampling", {"max_tokens": 2, "stop": ["e"]}),
             "episodes": {"group_size": 4, "max_turns": {"easy": 2, "medium": 2, "hard": 2}},
+            "rewards": {"functions": functions},
             "algorithm": {"min_learnable_tokens": 1, **own["algorithm"]},
             "learner": {"lora_rank": 2, "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2}
             | {"max_parity_error": 1e-4},

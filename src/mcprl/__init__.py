@@ -18,13 +18,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mcprl.api import evaluate, train
+    from mcprl.api import evaluate, resume, train
     from mcprl.config import RunConfig
     from mcprl.errors import ConfigurationError, InfrastructureError, McprlError
     from mcprl.functions import EpisodeView, reward
     from mcprl.goals import Goal
+    from mcprl.progress import Step
     from mcprl.recipe import load_recipe
     from mcprl.records import Batch, Group, Observation, Task, ToolCall, Trajectory, Turn, Update
+    from mcprl.runs.folder import RunStopped
     from mcprl.tasks import load_tasks, write_tasks
     from mcprl.tools import Toolbox
 
@@ -38,6 +40,8 @@ __all__ = [
     "McprlError",
     "Observation",
     "RunConfig",
+    "RunStopped",
+    "Step",
     "Task",
     "ToolCall",
     "Toolbox",
@@ -48,6 +52,7 @@ __all__ = [
     "evaluate",
     "load_recipe",
     "load_tasks",
+    "resume",
     "reward",
     "train",
     "write_tasks",
@@ -58,11 +63,13 @@ __version__ = "0.1.0"
 _MODULES = {
     **dict.fromkeys(("Batch", "Group", "Observation", "Task", "ToolCall", "Trajectory", "Turn", "Update"), "records"),
     **dict.fromkeys(("ConfigurationError", "InfrastructureError", "McprlError"), "errors"),
-    **dict.fromkeys(("evaluate", "train"), "api"),
+    **dict.fromkeys(("evaluate", "resume", "train"), "api"),
     **dict.fromkeys(("load_tasks", "write_tasks"), "tasks"),
     **dict.fromkeys(("EpisodeView", "reward"), "functions"),
     "Goal": "goals",
     "RunConfig": "config",
+    "RunStopped": "runs.folder",
+    "Step": "progress",
     "Toolbox": "tools",
     "load_recipe": "recipe",
 }

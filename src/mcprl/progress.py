@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from mcprl.records import LostEpisode, Trajectory
-from mcprl.verdicts import Verdict
+from mcprl.verdicts import Severity, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A finished step of a run: its index from 0, its metrics, and the verdicts on it, the most severe first.
+
+    Step(index=3, metrics={"reward": 0.25, …}, verdicts=(Verdict(severity=Severity.WARN, …),))
+    """
+
+    index: int
+    metrics: Mapping[str, float]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def verdict(self) -> Severity:
+        """The most severe verdict."""
+        return self.verdicts[0].severity if self.verdicts else Severity.OK
 
 
 class Watcher(Protocol):

@@ -184,8 +184,25 @@ _MAX_KEYS_TOLD = 20
 _Places = dict[tuple[str, ...], str]
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe and apply overrides such as `training.steps=3`. Raises a ConfigurationError that names the line."""
+def load_recipe(recipe: Path | RunConfig, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe and apply overrides such as `training.steps=3`. Raises a ConfigurationError that names the line.
+
+    A recipe made in Python is read as if it were a file in the working directory.
+    """
+    places: _Places = {}
+    if isinstance(recipe, RunConfig):
+        path, data = Path("recipe"), recipe.model_dump(mode="json")
+    else:
+        path, data = recipe, _read_recipe(recipe, places)
+    for override in overrides:
+        _apply_override(data, override, places)
+    try:
+        return RunConfig.model_validate(data, context={"folder": path.resolve().parent})
+    except ValidationError as error:
+        raise _explain(error, path, places) from error
+
+
+def _read_recipe(path: Path, places: _Places) -> dict[str, Any]:
     try:
         text = read_text(path, MAX_RECIPE_BYTES)
     except (OSError, ValueError) as error:
@@ -193,14 +210,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigFileError(
             f"cannot read {path}: {reason}", fix="pass the path of a recipe, such as recipes/hello-cpu.yaml"
         ) from error
-    places: _Places = {}
-    data = _parse_yaml(text, str(path), places)
-    for override in overrides:
-        _apply_override(data, override, places)
-    try:
-        return RunConfig.model_validate(data, context={"folder": path.resolve().parent})
-    except ValidationError as error:
-        raise _explain(error, path, places) from error
+    return _parse_yaml(text, str(path), places)
 
 
 def _parse_yaml(text: str, source: str, places: _Places) -> dict[str, Any]:

@@ -6,15 +6,13 @@ import asyncio
 import shlex
 import sys
 
+from mcprl.api import train_in
 from mcprl.cli.console import TrainingConsole, enduring_output, print_summary
 from mcprl.cli.printing import printable
 from mcprl.config import RunConfig
 from mcprl.runs.folder import RunFolder, RunStopped
 from mcprl.runs.resuming import ResumePoint
 from mcprl.runs.summary import Summary
-from mcprl.tracking.delivery import Trackers
-from mcprl.training.loop import train
-from mcprl.training.run import open_run
 from mcprl.training.shutdown import EXIT_STOPPED, Shutdown
 
 
@@ -32,27 +30,11 @@ def run_to_the_end(config: RunConfig, folder: RunFolder, resume_point: ResumePoi
 
 
 async def _run(config: RunConfig, folder: RunFolder, resume_point: ResumePoint | None) -> Summary:
-    summary: Summary | None = None
-
     def on_request(cause: str) -> None:
         # Record this now: a second signal, or the end of the time to stop, leaves no time for it.
         folder.record_end(RunStopped(f"stopped by {cause}"))
 
     shutdown = Shutdown(on_request=on_request)
     steps_done = 0 if resume_point is None else resume_point.step
-    with TrainingConsole(config, steps_done=steps_done, log=folder.train_log) as console, shutdown.on_signals():
-        trackers = Trackers(config, console, is_stopping=lambda: shutdown.requested)
-        try:
-            # Trackers end last: they send the rest while servers and sampler are being stopped.
-            async with (
-                trackers,
-                open_run(config, trackers, folder=folder, resume_point=resume_point, shutdown=shutdown) as run,
-            ):
-                await trackers.start(folder.path)
-                summary = await train(run)
-                trackers.run_ended(summary.as_dict())
-        except asyncio.CancelledError:
-            # If cancelled during startup, there is nothing to save; if cancelled while closing, everything is saved.
-            if summary is None:
-                raise RunStopped(f"stopped by {shutdown.cause} before the first step") from None
-    return summary
+    with TrainingConsole(config, steps_done=steps_done, log=folder.train_log) as console:
+        return await train_in(config, folder, console, shutdown, resume_point)

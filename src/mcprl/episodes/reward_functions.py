@@ -155,10 +155,7 @@ class RewardFunctions:
 
         An episode that never began, or that ended its server, keeps its reward.
         """
-        views = tuple(
-            EpisodeView(task=task, turns=t.turns, answer=t.answer, stop=t.stop, parts=dict(t.reward_parts))
-            for t in trajectories
-        )
+        views = tuple(_view(task, trajectory) for trajectory in trajectories)
         names = self.of_groups
         columns: tuple[list[float], ...] = await run_all(
             self._call(name, self._functions[name], views, None) for name in names
@@ -167,6 +164,19 @@ class RewardFunctions:
             _with_parts(trajectory, dict(zip(names, values, strict=True)), rewards)
             for trajectory, values in zip(trajectories, zip(*columns, strict=True), strict=True)
         )
+
+    async def that_differ(self, task: Task, trajectory: Trajectory) -> list[str]:
+        """Return the functions that give an episode another value in another process. Those with probes are left out.
+
+        No function may be running.
+        """
+        chosen = {name: own for name, own in self._functions.items() if self._per[name] != "group" and not own.probes}
+        values: list[tuple[Any, ...]] = []
+        for _ in range(2):
+            calls = (self._call(name, own, _view(task, trajectory), None) for name, own in chosen.items())
+            values.append(await run_all(calls))
+            await self._stop()
+        return [own.function for own, one, other in zip(chosen.values(), *values, strict=True) if one != other]
 
     async def _call(
         self,
@@ -206,7 +216,9 @@ class RewardFunctions:
         self._trace.write_bytes(b"")
         command = [sys.executable, "-P", str(_PROCESS), str(self._trace)]
         clean = SECRETS.line_cleaner()
-        child = await ChildProcess.start(command, env=self._environment, log=self._log, pipes=True, clean=clean)
+        # The order of a set, and hash("x"), must not depend on the process.
+        environment = {**self._environment, "PYTHONHASHSEED": "0"}
+        child = await ChildProcess.start(command, env=environment, log=self._log, pipes=True, clean=clean)
         self._child = child
         assert child.stdin is not None
         assert child.stdout is not None
@@ -223,12 +235,12 @@ class RewardFunctions:
         except TimeoutError:
             place = await self._interrupt()
             raise UserCodeError(
-                f"{place}: importing the reward functions took longer than {_START_S:g} s", fix="make the import faster"
+                f"{place}: importing your functions took longer than {_START_S:g} s", fix="make the import faster"
             ) from None
         if loaded is None or "error" in loaded:
-            why = f"its process ended; see {child.log}" if loaded is None else loaded["error"]
+            ended = f"the process of your functions ended while it imported them; see {child.log}"
             await self._stop()
-            raise UserCodeError(f"rewards.functions: {why}", fix="correct the code at this line")
+            raise UserCodeError(ended if loaded is None else loaded["error"], fix="correct the code at this line")
         self._per = loaded["per"]
         self._reader = asyncio.create_task(self._read(reader, child))
 
@@ -330,6 +342,11 @@ class _FunctionFailed(Exception):
 
 class _ProcessReplacedError(Exception):
     """Another function missed its deadline, which ended their process."""
+
+
+def _view(task: Task, trajectory: Trajectory) -> EpisodeView:
+    turns, answer, stop = trajectory.turns, trajectory.answer, trajectory.stop
+    return EpisodeView(task=task, turns=turns, answer=answer, stop=stop, parts=dict(trajectory.reward_parts))
 
 
 def _with_parts(trajectory: Trajectory, values: Mapping[str, float], rewards: RewardsConfig) -> Trajectory:

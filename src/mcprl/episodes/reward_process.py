@@ -57,8 +57,7 @@ class _Process:
         code.use()
         try:
             for name, reference in references.items():
-                is_check = name == reference
-                setting = "the check of a task" if is_check else f"rewards.functions.{name}.function"
+                setting = "a task or the recipe" if name == reference else f"rewards.functions.{name}.function"
                 function = load_function(reference, setting)
                 self._functions[name] = (reference, function)
         except UserCodeError as error:
@@ -79,12 +78,16 @@ class _Process:
                 del self._probed[own]
 
         view = list(subject) if isinstance(subject, tuple) else replace(subject, probing=probe)
+        before = pickle.dumps(subject)
         try:
             with UserCode(reference):
                 is_async = inspect.iscoroutinefunction(function)
                 value = function(view) if is_async else await asyncio.to_thread(function, view)
                 value = await value if inspect.isawaitable(value) else value
                 problem, value = _checked(value, function, subject, least=0 if name == reference else -1)
+            unchanged = tuple(view) if isinstance(view, list) else replace(view, probing=None)
+            if pickle.dumps(unchanged) != before:
+                problem = "changed the episode, which is a copy, so that has no effect; it must only read it"
             if problem is not None:
                 raise UserCodeError(f"{_place_of(function, reference)}: {reference} {problem}", fix="return that")
         except UserCodeError as error:

@@ -209,7 +209,7 @@ GREEDY_TEMPERATURE: Final = 0.01
 
 
 def make_request(  # noqa: PLR0913 - each is an option of `mcprl eval`
-    recipe: Path | None = None,
+    recipe: Path | RunConfig | None = None,
     *,
     suite: str | None = None,
     tasks: Path | None = None,

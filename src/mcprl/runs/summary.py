@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from mcprl.verdicts import (
@@ -130,9 +131,10 @@ def _measured(measure: _Measure, steps: Steps) -> SuccessMetric | None:
 
 
 class Summary:
-    """Collects the metrics and verdicts of all steps of a run."""
+    """Collects the metrics and verdicts of all steps of the run in `folder`."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.steps: list[Mapping[str, float]] = []
         self._worst = Counter[Severity]()
         self._found = Counter[tuple[Severity, str]]()

@@ -84,7 +84,7 @@ async def open_run(
             sampler=stage.sampler,
             learner=learner,
             health=Health(config, has_solutions=any(task.solution is not None for task in tasks)),
-            summary=Summary(),
+            summary=Summary(folder.path),
             clock=clock,
             kl_coefficient=config.algorithm.kl.coefficient,
             weights=Weights(version=0, adapter=config.model.adapter),

@@ -43,6 +43,7 @@ class Shutdown:
         self._requested = asyncio.Event()
         self._since = 0.0
         self._work: asyncio.Task[Any] | None = None
+        self._timer: threading.Timer | None = None
 
     @property
     def requested(self) -> bool:
@@ -90,23 +91,26 @@ class Shutdown:
 
     @contextmanager
     def on_signals(self) -> Generator[None]:
-        """In this context, SIGTERM, SIGINT and SIGHUP request a stop. A second signal or a timeout ends the process."""
+        """In this context, SIGTERM, SIGINT and SIGHUP request a stop. A second signal or a timeout ends the process.
+
+        Only the main thread can handle signals. In another one, only `request` stops the run.
+        """
         loop, self._work = asyncio.get_running_loop(), asyncio.current_task()
-        timer: threading.Timer | None = None
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            nonlocal timer
-            if timer is not None:
+            if self._timer is not None:
                 _end_now(128 + number, "ended immediately because of a second signal")
             why = f"ended immediately, because stopping took more than {self._deadline_s:g} s"
-            timer = threading.Timer(_LAST_MOMENT * self._deadline_s, _end_now, (EXIT_STOPPED, why))
-            timer.daemon = True
-            timer.start()
+            self._timer = threading.Timer(_LAST_MOMENT * self._deadline_s, _end_now, (EXIT_STOPPED, why))
+            self._timer.daemon = True
+            self._timer.start()
             loop.call_soon_threadsafe(self.request, signal.Signals(number).name)
 
         # Under nohup, SIGHUP stays ignored. A background job ignores SIGINT too, but `kill -INT` must stop it.
         is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         numbers = [number for number in _SIGNALS if number != signal.SIGHUP or not is_ignored]
+        if threading.current_thread() is not threading.main_thread():
+            numbers = []
         before = {number: signal.signal(number, on_signal) for number in numbers}
         try:
             yield
@@ -114,6 +118,11 @@ class Shutdown:
             # The timer keeps running: the time limit includes closing everything else, such as servers that hang.
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def close(self) -> None:
+        """Stop the timer: the run has ended, and its process continues."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _end_now(code: int, why: str) -> None:

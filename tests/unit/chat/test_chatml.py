@@ -47,6 +47,13 @@ def test_tokens_are_those_of_the_models_template(chatml, smol_tokenizer, message
     assert ids == template_ids(smol_tokenizer, messages, tools, opening)
 
 
+def test_tools_as_a_server_passes_them_are_the_same_tokens(chatml, smol_tokenizer):
+    """vLLM gives the template OpenAI's objects, so the model sees the same prompt behind an endpoint."""
+    objects = [{"type": "function", "function": dict(tool)} for tool in (FIND, LIST)]
+    ids = chatml.render_ids(CONVERSATION, tools=[FIND, LIST], add_generation_prompt=True)
+    assert ids == template_ids(smol_tokenizer, CONVERSATION, objects, True)
+
+
 @given(messages=st.lists(MESSAGES, min_size=2, max_size=6), tools=st.sampled_from([None, [FIND]]), data=st.data())
 def test_a_longer_conversation_begins_with_the_tokens_of_the_shorter(chatml, messages, tools, data):
     shorter = messages[: data.draw(st.integers(1, len(messages)))]

@@ -212,7 +212,7 @@ def test_stages_before_an_episode_are_said_on_stderr_in_the_words_they_came(caps
 
 @pytest.fixture
 def summary() -> Summary:
-    made = Summary()
+    made = Summary(Path("outputs/hello"))
     made.add({**METRICS, "reward": -0.1, "valid_call_rate": 0.5}, (CLIPPING,))
     last = {
         "alignment": 0.5,
@@ -266,7 +266,7 @@ def test_the_summary_tells_how_many_steps_were_healthy_and_the_gravest_verdict_i
 
 def test_updates_that_were_skipped_and_groups_left_out_are_in_the_summary(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    made = Summary()
+    made = Summary(Path("outputs/hello"))
     unknown = ("kl", "ratio_mean", "alignment", "parity_ratio_mean_abs_error", "parity_logprob_max_abs_error")
     skipped = {name: value for name, value in METRICS.items() if name not in unknown}
     made.add({**skipped, "update_skipped": 1.0, "groups": 5.0, "groups_dropped": 3.0}, OK)
@@ -312,7 +312,7 @@ def test_a_run_that_trains_all_weights_names_the_model_it_left(summary, capsys):
 
 
 def test_the_closing_words_do_without_metrics_that_were_lost(capsys):
-    summary = Summary()
+    summary = Summary(Path("outputs/hello"))
     summary.add({})
     print_summary(summary, config=CONFIG, folder=Path("outputs/trial"))
     printed = capsys.readouterr().out

@@ -115,7 +115,18 @@ MISTAKES = {
     "return -1.001": r"rewards\.py:4: .* returned -1\.001",
     "return 10**400": r"rewards\.py:4: .* returned 1000",
     "yield 1.0": r"rewards\.py:4: .* a generator",
+    "return episode.answer + 1": r"rewards\.py:5: TypeError",
+    "return max(float(part) for part in ())": r"rewards\.py:5: ValueError",
+    "return 1.0 if price > 0 else 0.0": r"rewards\.py:5: NameError",
+    "episode.parts['calls'] = 0.0; return 1.0": r"rewards\.py:4: .* changed the episode",
+    "episode.task.metadata['seen'] = True; return 1.0": r"rewards\.py:4: .* changed the episode",
+    "episode.calls[0].arguments.clear(); return 1.0": r"rewards\.py:4: .* changed the episode",
+    "object.__setattr__(episode, 'answer', ''); return 1.0": r"rewards\.py:4: .* changed the episode",
 }
+
+
+def test_at_least_30_mistakes_are_planted():
+    assert len(MISTAKES) >= 30
 
 
 @pytest.mark.parametrize("body", MISTAKES)
@@ -170,7 +181,7 @@ async def test_what_a_function_prints_goes_to_the_log_without_secrets(tmp_path, 
         ("def f(:\n", r"rewards\.py:1: SyntaxError"),
         ("import nothing_here\n", r"rewards\.py:1: ModuleNotFoundError"),
         ("import sys\nsys.exit('no')\n", r"rewards\.py:2: SystemExit: no"),
-        ("import os\nos._exit(3)\n", "its process ended; see"),
+        ("import os\nos._exit(3)\n", "the process of your functions ended while it imported them; see"),
         ("def g(episode):\n    return 1.0\n", r"defines no such function or class"),
     ],
 )
@@ -284,6 +295,35 @@ async def test_a_list_that_does_not_fit_the_turns_is_named(tmp_path, text, said)
             await functions.grade(view())
 
 
+async def test_a_function_that_sorts_its_group_is_named_because_its_values_would_go_to_other_episodes(tmp_path):
+    text = (
+        "import mcprl\n\n@mcprl.reward(per='group')\ndef f(episodes):\n"
+        "    episodes.sort(key=lambda episode: episode.answer)\n    return [0.0, 1.0]\n"
+    )
+    async with opened(tmp_path, text) as functions:
+        group = [replace(made_trajectory("a", n), answer="ba"[n], reward_parts={"answer": 1.0}) for n in range(2)]
+        with pytest.raises(UserCodeError, match=r"rewards\.py:3: .* changed the episode"):
+            await functions.grade_group(TASK, group, RewardsConfig(functions=functions_of(functions)))
+
+
+DEPENDS = {
+    "os.getpid() % 97 / 97": True,
+    "time.monotonic() % 1": True,
+    "random.random()": True,
+    "hash(episode.answer) % 97 / 97": False,
+    "float(next(iter({'ab', 'cd', 'ef', 'gh'})) == 'ab')": False,
+    "random.Random(episode.answer).random()": False,
+}
+
+
+@pytest.mark.parametrize("value", DEPENDS)
+async def test_a_value_that_depends_on_the_process_is_found_and_hashes_do_not(tmp_path, value):
+    text = f"import os, random, time\n\n\ndef f(episode):\n    return {value}\n"
+    async with opened(tmp_path, text) as functions:
+        found = await functions.that_differ(TASK, replace(made_trajectory("vlkn", 0), answer="213.88"))
+    assert bool(found) == DEPENDS[value]
+
+
 async def test_a_group_that_gets_too_few_grades_is_named(tmp_path):
     text = "import mcprl\n\n@mcprl.reward(per='group')\ndef f(episodes):\n    return [0.0]\n"
     async with opened(tmp_path, text) as functions:
@@ -352,7 +392,7 @@ def settings_of(code: Code) -> dict[str, RewardFunctionConfig]:
 
 async def test_code_that_hangs_while_it_is_imported_is_named_with_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr(reward_functions, "_START_S", 5.0)
-    with pytest.raises(UserCodeError, match=r"rewards\.py:2: importing the reward functions took longer than 5 s"):
+    with pytest.raises(UserCodeError, match=r"rewards\.py:2: importing your functions took longer than 5 s"):
         async with opened(tmp_path, "import time\ntime.sleep(600)\n"):
             pass
 

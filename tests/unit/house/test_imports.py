@@ -50,10 +50,10 @@ MAY_IMPORT = {
     "tracking": BASE | {"tasks", "tools", "runs", "training"},
     # Its template is a project of the user's: a server, and a test that plays tasks.
     "scaffold": BEFORE_EPISODES | {"episodes", "servers"},
-    "cli": BEFORE_TRAINING | {"servers", "training", "evaluation", "tracking", "scaffold"},
+    "cli": BEFORE_TRAINING | {"api", "servers", "training", "evaluation", "tracking", "scaffold"},
     "__main__": {"cli"},
-    "api": BASE | {"training", "evaluation", "runs"},
-    "__init__": BASE | {"api", "episodes", "tasks", "tools"},
+    "api": BASE | {"training", "evaluation", "runs", "tracking"},
+    "__init__": BASE | {"api", "episodes", "runs", "tasks", "tools"},
     "mcprl_market": BASE | {"tasks", "tools", "servers", "cli"},
     "mcprl_dashboard": BASE | {"tasks", "runs"},
     "mcprl_skyrl_gym": BEFORE_EPISODES | {"episodes"},

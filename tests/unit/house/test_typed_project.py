@@ -15,11 +15,21 @@ MAX_NAMES = 25
 PROJECT = '''
 """Rewards, training and evaluation as a user would write them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import mcprl
+from mcprl.config import EpisodesConfig, ModelConfig, ServersConfig, TasksConfig
+
+RECIPE = mcprl.RunConfig(
+    name="mine",
+    engine="transformers",
+    model=ModelConfig(path="Qwen/Qwen3-0.6B"),
+    tasks=TasksConfig(train=Path("tasks.jsonl")),
+    servers=ServersConfig(file=Path("servers.json")),
+    episodes=EpisodesConfig(group_size=4),
+)
 
 
 def grounded(episode: mcprl.EpisodeView) -> float:
@@ -33,16 +43,15 @@ async def closed(episode: mcprl.EpisodeView) -> float:
     return 0.0 if str(episode.task.metadata.get("ticket")) in seen.text else 1.0
 
 
-class Printer:
-    def stage(self, text: str) -> None:
-        print(text)
+async def print_steps(steps: AsyncIterator[mcprl.Step]) -> None:
+    async for step in steps:
+        print(step.index, step.metrics["reward"], step.verdict, [verdict.fix for verdict in step.verdicts])
 
-    def episode_finished(self, step: int, outcome: object) -> None:
+
+async def print_episodes(episodes: AsyncIterator[object]) -> None:
+    async for outcome in episodes:
         if isinstance(outcome, mcprl.Trajectory):
-            print(step, outcome.reward, [call.name for turn in outcome.turns for call in turn.calls])
-
-    def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[object]) -> None:
-        print(step, metrics["reward"], len(verdicts))
+            print(outcome.reward, [call.name for turn in outcome.turns for call in turn.calls])
 
 
 def main() -> dict[str, Any]:
@@ -51,11 +60,13 @@ def main() -> dict[str, Any]:
     config: mcprl.RunConfig = mcprl.load_recipe(Path("recipe.yaml"))
     print(config.model.path, len(hard))
     try:
-        summary = mcprl.train("recipe.yaml", settings=["training.steps=3"], watcher=Printer())
+        summary = mcprl.train(RECIPE, settings=["training.steps=3"], watch=print_steps)
+    except mcprl.RunStopped:
+        summary = mcprl.resume("outputs/mine")
     except mcprl.InfrastructureError as error:
         print(error.code)
         raise
-    evaluation = mcprl.evaluate("recipe.yaml", adapter="outputs/hello/adapter", episodes=4, watcher=Printer())
+    evaluation = mcprl.evaluate(RECIPE, adapter=summary.folder / "adapter", episodes=4, watch=print_episodes)
     success: float = evaluation.figures.success.value
     return {**summary.as_dict(), "success": success}
 '''

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ STEP = {
 
 
 def summary_of(*changes: dict[str, float]) -> dict[str, Any]:
-    summary = Summary()
+    summary = Summary(Path("outputs/hello"))
     for change in changes:
         summary.add(STEP | change)
     return summary.as_dict()
@@ -66,7 +67,7 @@ def test_restarts_are_counted_by_the_servers_and_not_added_up_again():
 
 
 def test_a_skipped_update_is_counted_apart_and_leaves_out_what_it_does_not_know():
-    summary = Summary()
+    summary = Summary(Path("outputs/hello"))
     summary.add(STEP | {"kl": 0.2})
     left_out = ("alignment", "kl", "parity_ratio_mean_abs_error", "parity_logprob_max_abs_error", "optimiser_steps")
     summary.add({name: value for name, value in STEP.items() if name not in left_out} | {"update_skipped": 1.0})
@@ -75,7 +76,7 @@ def test_a_skipped_update_is_counted_apart_and_leaves_out_what_it_does_not_know(
 
 
 def test_figures_that_no_step_knows_are_left_out():
-    summary = Summary()
+    summary = Summary(Path("outputs/hello"))
     summary.add({name: value for name, value in STEP.items() if name not in ("alignment", "kl")})
     found = summary.as_dict()
     assert "alignment" not in found
@@ -85,7 +86,7 @@ def test_figures_that_no_step_knows_are_left_out():
 
 
 def success_of(*changes: dict[str, float]) -> dict[str, dict[str, Any]]:
-    summary = Summary()
+    summary = Summary(Path("outputs/hello"))
     for change in changes:
         summary.add(HEALTHY | change)
     return {metric["name"]: metric for metric in summary.as_dict()["success"]}
@@ -153,7 +154,7 @@ def verdict(severity: Severity, name: str, what: str = "") -> Verdict:
 
 def test_verdicts_are_counted_by_the_worst_of_each_step_and_listed_with_the_gravest_and_commonest_first():
     ok, warn, bad = Severity.OK, Severity.WARN, Severity.BAD
-    summary = Summary()
+    summary = Summary(Path("outputs/hello"))
     summary.add(STEP, [verdict(ok, "healthy")])
     summary.add(STEP, [verdict(bad, "KL", "first"), verdict(warn, "clipping")])
     summary.add(STEP, [verdict(warn, "clipping"), verdict(warn, "KL")])
@@ -172,7 +173,7 @@ def test_verdicts_are_counted_by_the_worst_of_each_step_and_listed_with_the_grav
 
 def test_steps_without_metrics_count_and_leave_the_figures_to_the_others():
     verdict = Verdict(severity=Severity.WARN, what="slow", fix="", name="slow")
-    summary = Summary()
+    summary = Summary(Path("outputs/hello"))
     summary.add({}, [verdict])
     assert "reward_first" not in summary.as_dict()
     summary.add(STEP | {"reward": 0.75}, [verdict])

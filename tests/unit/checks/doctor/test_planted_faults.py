@@ -22,6 +22,7 @@ from patients import Patient, server, task, tool
 
 from mcprl import errors
 from mcprl.checks.doctor import Check, Examination, Finding, server_checks
+from mcprl.episodes import reward_functions
 from mcprl.goals import AnyText, Goal
 from mcprl.records import Solution, Task, ToolCall
 from mcprl.tools import Tool
@@ -116,7 +117,7 @@ def own_loss_that_is_not_python(patient, monkeypatch):
     patient.set("algorithm.loss", "losses.py:own")
 
 
-@fault("code", BAD, "tracking.tracker refers to", "correct the path", "E-CODE-001")
+@fault("code", BAD, "gone.py, which is not a file", "correct the path", "E-CODE-001")
 def own_tracker_in_a_missing_file(patient, monkeypatch):
     patient.set("tracking.tracker", "gone.py:Mine")
 
@@ -154,6 +155,13 @@ def four_bits_without_their_library_on_a_machine_without_a_gpu(patient, monkeypa
 @fault("GPUs", WARN, "this machine has no GPUs, but learner.processes=4 needs 4", "a machine with 4 GPUs")
 def more_processes_than_gpus(patient, monkeypatch):
     patient.set("learner.processes", 4)
+
+
+@fault("code", BAD, "rewards.py:2: importing your functions took longer than", "make the import faster", "E-CODE-001")
+def reward_functions_that_hang_while_they_are_imported(patient, monkeypatch):
+    patient.files["rewards.py"] = "import time\ntime.sleep(600)\n"
+    patient.set("rewards.functions", {"own": {"function": "rewards.py:own", "weight": 1.0}})
+    monkeypatch.setattr(reward_functions, "_START_S", 5.0)
 
 
 @fault("code", BAD, "rewards.functions.own.function refers to", "correct the path", "E-CODE-001")
