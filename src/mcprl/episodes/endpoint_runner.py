@@ -25,7 +25,7 @@ from mcprl.errors import BadValueError, SamplerLostError
 from mcprl.records import FinishReason, Message, ToolCall
 from mcprl.seeds import derive_seed
 
-__all__ = ["EndpointRunner", "make_client"]
+__all__ = ["EndpointRunner", "make_client", "read_reply"]
 
 _NAMES: Final = SettingNames("the model", "--endpoint", "--model", "--key-env")
 # Seconds before the second and later attempts, unless the endpoint says how long to wait.
@@ -46,13 +46,13 @@ class _Reply(BaseModel):
     usage: Usage
 
 
-def make_client(settings: EndpointSettings, keys: Mapping[str, str]) -> ChatEndpoint:
+def make_client(settings: EndpointSettings, keys: Mapping[str, str], names: SettingNames = _NAMES) -> ChatEndpoint:
     """Return the client of the endpoint, with its key from `keys`."""
     return ChatEndpoint(
         settings.url,
-        names=_NAMES,
+        names=names,
         fail=SamplerLostError,
-        headers=authorization(_NAMES, settings.key_env, keys, settings.url),
+        headers=authorization(names, settings.key_env, keys, settings.url),
         rate=None if settings.per_minute is None else RateSettings(calls=settings.per_minute, per_s=60.0),
         spending=Spending(settings.price, settings.max_usd),
     )
@@ -90,7 +90,7 @@ class EndpointRunner(EpisodeLoop):
         )
         if not response.is_success and not (response.status_code in (400, 413) and _TOO_LONG.search(response.text)):
             raise self._client.refusal(response)
-        reply = _read(response) if response.is_success else None
+        reply = read_reply(response) if response.is_success else None
         if reply is None or reply.usage.prompt_tokens + reply.usage.completion_tokens > most:
             if episode.task.must_fit and not environment.turns:
                 raise BadValueError(
@@ -135,7 +135,8 @@ class EndpointRunner(EpisodeLoop):
         return {name: value for name, value in body.items() if value is not None}
 
 
-def _read(response: httpx2.Response) -> _Reply:
+def read_reply(response: httpx2.Response) -> _Reply:
+    """Return the message and the usage in the answer of an endpoint."""
     try:
         return _Reply.model_validate_json(response.content)
     except ValidationError as error:

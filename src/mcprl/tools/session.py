@@ -23,7 +23,13 @@ from mcp import Client, MCPError
 from mcp.client.session import IncomingMessage
 from mcp.client.stdio import get_default_environment
 from mcp.client.subscriptions import SubscriptionLost
-from mcp_types import CallToolResult, Tool, ToolListChangedNotification
+from mcp_types import (
+    CallToolResult,
+    PromptReference,
+    ResourceTemplateReference,
+    Tool,
+    ToolListChangedNotification,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcprl.bounds import MAX_DEPTH, MAX_LISTING_BYTES, OverLimitError, measure
@@ -43,6 +49,7 @@ _logger = logging.getLogger(__name__)
 _CONNECT_S = 2.0
 _PORT_POLL_S = 0.05
 _MAX_LIST_PAGES = 100
+_OFFERED = 100
 # Besides its text, a message holds JSON escapes, structured content or a long list of tools.
 _MIN_MESSAGE_BYTES = 4 * 1024 * 1024
 _MESSAGE_BYTES_PER_RESULT_BYTE = 16
@@ -282,6 +289,45 @@ async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
         f"server {server!r} lists its tools on more than {_MAX_LIST_PAGES} pages",
         fix="correct the server: its last page must not have a nextCursor",
     )
+
+
+async def offered_values(spec: ServerSpec, log: Path) -> dict[str, list[str]]:
+    """Start a server, and return what it lists besides its tools: by argument, values that it may know.
+
+    {"uri": ["demo://text/1"], "name": ["text 1"], "department": ["Sales", "Support"]}
+    """
+    try:
+        async with asyncio.timeout(spec.settings.start_deadline_s), AsyncExitStack() as stack:
+            return await _offered((await open_session(stack, spec, log)).client)
+    except* (MCPError, TimeoutError) as errors:
+        _logger.warning("server %r does not list what it offers: %s", spec.name, errors.exceptions[0])
+    return {}
+
+
+async def _offered(client: Client) -> dict[str, list[str]]:
+    """Return names and URIs of resources, and completions for arguments of prompts and of URI templates."""
+    found: dict[str, list[str]] = {}
+    able = client.server_capabilities
+    references: list[tuple[Any, list[str]]] = []
+    if able.resources is not None:
+        resources = (await client.list_resources()).resources[:_OFFERED]
+        found["uri"] = [str(each.uri) for each in resources]
+        found["name"] = [each.name for each in resources]
+        for template in (await client.list_resource_templates()).resource_templates[:_OFFERED]:
+            uri = template.uri_template
+            references.append((ResourceTemplateReference(type="ref/resource", uri=uri), re.findall(r"{(\w+)}", uri)))
+    if able.prompts is not None and able.completions is not None:
+        for prompt in (await client.list_prompts()).prompts[:_OFFERED]:
+            names = [argument.name for argument in prompt.arguments or ()]
+            references.append((PromptReference(type="ref/prompt", name=prompt.name), names))
+    for reference, names in references if able.completions is not None else ():
+        before: dict[str, str] = {}
+        for name in names:
+            asked = await client.complete(reference, {"name": name, "value": ""}, context_arguments=before or None)
+            values = asked.completion.values[:_OFFERED]
+            found.setdefault(name, []).extend(values)
+            before |= {name: values[0]} if values else {}
+    return {name: list(dict.fromkeys(values)) for name, values in found.items() if values}
 
 
 def _measure(server: str, tools: Sequence[Tool]) -> int:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from synthesis_servers import INJECTION, PRODUCTS, make_broken, make_shop, shop_specs
 
 from mcprl.episodes.demonstrations import play, play_gold
 from mcprl.errors import NoConsentError, NoReachableToolError
@@ -20,6 +19,7 @@ from mcprl.tools import Cassette, ServerSpec, Toolbox
 from mcprl_synthesis.reading import fields_of, junk
 from mcprl_synthesis.synthesis import Synthesis, synthesize
 from mcprl_synthesis.world import World
+from synthesis_servers import INJECTION, PRODUCTS, make_broken, make_shop, shop_specs
 
 COUNT = 30
 

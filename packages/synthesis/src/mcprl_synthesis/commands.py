@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +15,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mcprl.cli.options import temporary_logs
 from mcprl.config import ServerSettings
+from mcprl.episodes.endpoint import EndpointSettings, SettingNames
 from mcprl.errors import BadValueError, NoConsentError, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from mcprl.tools import Cassette
     from mcprl_synthesis.world import World
+    from mcprl_synthesis.writer import Writer
 
-_OURS = {"train.jsonl", "validation.jsonl", "cassette.sqlite", "report.json", "report.md"}
+_FILES = ("train.jsonl", "validation.jsonl")
+_OURS = {*_FILES, "cassette.sqlite", "report.json", "report.md", "report.html", "calibration.json", "logs"}
 _SQLITE = ("cassette.sqlite-wal", "cassette.sqlite-shm")
+_NAMES = SettingNames("the wording model", "--wording-endpoint", "--wording-model", "OPENAI_API_KEY")
 
 
 class Hints(BaseModel):
@@ -32,7 +40,7 @@ class Hints(BaseModel):
     settings: dict[str, ServerSettings] = {}
 
 
-def synthesize(
+def synthesize(  # noqa: PLR0913 - each is an option of the command line
     servers: Annotated[Path, typer.Option("--servers", help="mcpServers file.")],
     out: Annotated[
         Path, typer.Option("--out", help="Folder for the tasks: a new one, or one of an earlier synthesis.")
@@ -52,6 +60,23 @@ def synthesize(
     cassette: Annotated[
         Path | None, typer.Option("--cassette", help="File of recorded calls; default: cassette.sqlite in --out.")
     ] = None,
+    distractors: Annotated[
+        int, typer.Option("--distractors", min=0, help="Tools that each task offers and does not need.")
+    ] = 3,
+    wording_endpoint: Annotated[
+        str | None,
+        typer.Option("--wording-endpoint", metavar="URL", help="OpenAI-compatible endpoint that rephrases questions."),
+    ] = None,
+    wording_model: Annotated[
+        str | None, typer.Option("--wording-model", metavar="NAME", help="Model of --wording-endpoint.")
+    ] = None,
+    calibrated: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate", metavar="RECIPE", help="Keep the tasks that the recipe's model solves sometimes, not always."
+        ),
+    ] = None,
+    attempts: Annotated[int, typer.Option("--attempts", min=2, help="Attempts per task with --calibrate.")] = 4,
 ) -> None:
     """Make tasks from any MCP servers; each answer is proven by execution. No language model is needed.
 
@@ -75,13 +100,62 @@ def synthesize(
             )
     _require_ours(out)
     out.mkdir(parents=True, exist_ok=True)
-    options = {"count": count, "seed": seed, "hints": given.values}
+    options: dict[str, Any] = {"count": count, "seed": seed, "hints": given.values, "distractors": distractors}
     console = Console(highlight=False)
-    asyncio.run(_run(console, specs, out, cassette or out / "cassette.sqlite", allow_writes or [], yes, options))
+    if bool(wording_endpoint) != bool(wording_model):
+        raise BadValueError("--wording-endpoint and --wording-model belong together", fix="give both, or neither")
+    endpoint = (
+        EndpointSettings(url=wording_endpoint, model=wording_model) if wording_endpoint and wording_model else None
+    )
+    path = cassette or out / "cassette.sqlite"
+    asyncio.run(_run(console, specs, out, path, allow_writes or [], yes, endpoint, options))
+    if calibrated is not None:
+        _calibrate(console, calibrated, out, attempts)
+
+
+def _calibrate(console: Console, recipe: Path, out: Path, attempts: int) -> None:
+    import asyncio
+
+    from mcprl.cli.stages import StageConsole
+    from mcprl.evaluation.harness import make_request
+    from mcprl_synthesis.calibrate import calibrate
+
+    request = make_request(recipe, tasks=out / _FILES[0], episodes=attempts)
+    with StageConsole(attempts * sum(1 for name in _FILES for _ in _lines(out / name))) as watcher:
+        made = asyncio.run(calibrate(request, out, _FILES, watcher))
+    console.print(
+        f"{made['sometimes']} tasks are kept, which were solved in some of {attempts} attempts; {made['always']} were "
+        f"always solved, {made['never']} never",
+        soft_wrap=True,
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+@asynccontextmanager
+async def _writing(endpoint: EndpointSettings | None, cassette: Cassette) -> AsyncGenerator[Writer | None]:
+    """Open the client of the wording model, if there is one."""
+    from mcprl.episodes.endpoint_runner import make_client
+    from mcprl_synthesis.writer import Writer
+
+    if endpoint is None:
+        yield None
+        return
+    async with make_client(endpoint, os.environ, _NAMES) as client:
+        yield Writer(client, endpoint.model, cassette)
 
 
 async def _run(
-    console: Console, specs: Any, out: Path, path: Path, allow_writes: list[str], yes: bool, options: dict[str, Any]
+    console: Console,
+    specs: Any,
+    out: Path,
+    path: Path,
+    allow_writes: list[str],
+    yes: bool,
+    endpoint: EndpointSettings | None,
+    options: dict[str, Any],
 ) -> None:
     from rich.console import Console
 
@@ -93,8 +167,12 @@ async def _run(
     with temporary_logs() as logs, Cassette.open(path, writable=True) as cassette:
         async with World(specs, cassette, allow_writes=allow_writes, log_dir=logs) as world:
             _ask(console, world, options["count"], yes)
-            with Console(stderr=True, highlight=False).status("exploring …") as status:
-                made = await run(world, **options, progress=lambda text: status.update(words(f"{text} …")))
+            status = Console(stderr=True, highlight=False).status("exploring …")
+            async with _writing(endpoint, cassette) as writer:
+                with status:
+                    made = await run(
+                        world, **options, writer=writer, progress=lambda text: status.update(words(f"{text} …"))
+                    )
             figures = made.write(out)
     calls, replayed = made.world.cost.calls.total(), made.world.cost.replayed
     for line in (

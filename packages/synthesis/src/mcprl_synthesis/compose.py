@@ -16,7 +16,8 @@ from mcprl.goals import ExpectedText, HasAll, HasNumber
 from mcprl.records import ToolCall
 from mcprl.seeds import derive_seed
 from mcprl.tools import Catalog
-from mcprl_synthesis.explore import Exploration, Known, Slot, Source, most_common_share, required, typed
+from mcprl_synthesis.arguments import leaves, shaped, typed
+from mcprl_synthesis.explore import Exploration, Known, Slot, Source, most_common_share
 from mcprl_synthesis.reading import Ref, expected, fields_of, kind_of, number_of, ref_words, safe, words
 from mcprl_synthesis.world import Access, Look, Seen
 
@@ -24,8 +25,11 @@ __all__ = ["HELD_STYLES", "STYLES", "Composer", "Effect", "Outcome", "Plan", "St
 
 _T = TypeVar("_T")
 _LENGTHS: Final = (2, 2, 2, 3, 3, 4, 5)
+_WALKS: Final = 12
+_SAME_TOOL: Final = 2  # in a chain: a friend of a friend
 _NUMBERS: Final = 2
-_MOST_GUESSED: Final = 0.25
+_MOST_GUESSED: Final = 0.34
+_DIFFERENT: Final = 3
 _FEW: Final = 5
 _NEAR: Final = 6  # a question does not count further down a list
 
@@ -87,6 +91,7 @@ class Outcome:
     before and after it."""
 
     calls: tuple[ToolCall, ...]
+    flat: tuple[Mapping[str, Any], ...]
     seen: tuple[Seen, ...]
     links: tuple[str, ...]
     answer: str
@@ -100,12 +105,14 @@ async def execute(plan: Plan, look: Look, catalog: Catalog) -> Outcome | str:
         outcome = await _execute(plan, access, catalog)
         if plan.effect is None or isinstance(outcome, str):
             return outcome
-        asked = (plan.effect.probe, plan.effect.probe_arguments(outcome.calls[-1].arguments))
-        return replace(outcome, probed=(await look.read(*asked), await access.see(*asked)))
+        probe, asked = plan.effect.probe, plan.effect.probe_arguments(outcome.flat[-1])
+        after = await access.see(probe, shaped(catalog[probe], asked))
+        return replace(outcome, probed=(await look.read(probe, asked), after))
 
 
 async def _execute(plan: Plan, access: Access, catalog: Catalog) -> Outcome | str:
     calls: list[ToolCall] = []
+    flat: list[dict[str, Any]] = []
     seen: list[Seen] = []
     links: list[str] = []
     for step in plan.steps:
@@ -115,20 +122,23 @@ async def _execute(plan: Plan, access: Access, catalog: Catalog) -> Outcome | st
             if value is None:
                 return "a field is missing"
             links.append(value.lstrip("#@"))
-            arguments[name] = typed(links[-1], catalog[step.tool].parameters["properties"][name])
-        calls.append(ToolCall(name=step.tool, arguments=arguments))
-        seen.append(await access.see(step.tool, arguments))
+            arguments[name] = typed(links[-1], leaves(catalog[step.tool])[name].schema)
+        flat.append(arguments)
+        calls.append(ToolCall(name=step.tool, arguments=shaped(catalog[step.tool], arguments)))
+        seen.append(await access.see(step.tool, calls[-1].arguments))
         if not seen[-1].worked:
             return "a call failed"
     values = [value for place, ref in plan.operands if (value := fields_of(seen[place].text).get(ref)) is not None]
     if len(values) < len(plan.operands):
         return "a field is missing"
-    named = [str(calls[place].arguments.get(plan.over, "")) for place, _ in plan.operands]
+    named = [str(flat[place].get(plan.over, "")) for place, _ in plan.operands]
     answer = ("Done.", None) if plan.op == "write" else _answer(plan.op, values, named)
     why = answer if isinstance(answer, str) else _why_trivial(plan, calls, links, answer[0])
     if why is not None or isinstance(answer, str):
         return why or "no answer"
-    return Outcome(calls=tuple(calls), seen=tuple(seen), links=tuple(links), answer=answer[0], check=answer[1])
+    return Outcome(
+        calls=tuple(calls), flat=tuple(flat), seen=tuple(seen), links=tuple(links), answer=answer[0], check=answer[1]
+    )
 
 
 def _answer(op: str, values: Sequence[str], named: Sequence[str]) -> tuple[str, ExpectedText] | str:
@@ -177,6 +187,9 @@ class Composer:
         self.labels = {
             tool: {ref: values for ref, values in found.labels(tool).items() if _is_near(ref)} for tool in found.known
         }
+        self.values: dict[Slot, list[Any]] = {
+            slot: list(values) for slot, values in found.proven.items()
+        } | found.options
         self.follows: dict[Source, list[Slot]] = {}
         for slot, sources in found.links.items():
             for source in sources:
@@ -199,7 +212,9 @@ class Composer:
     def draw(self, shape: str, stream: random.Random) -> Plan | None:
         """Draw a plan of a shape; None if the draw leads nowhere."""
         if shape in {"single", "chain"}:
-            return self._chain(1 if shape == "single" else stream.choice(_LENGTHS), stream)
+            length = 1 if shape == "single" else stream.choice(_LENGTHS)
+            # Most walks of a long chain end early.
+            return next((plan for _ in range(_WALKS) if (plan := self._chain(length, stream)) is not None), None)
         return self._compare(stream) if shape == "compare" else self._join(stream, linked=shape == "linked join")
 
     def _call(self, tool: str, stream: random.Random) -> dict[str, Any] | None:
@@ -207,14 +222,12 @@ class Composer:
         usable = [each for each in self.found.known.get(tool, ()) if self._is_proven(each)]
         if not usable:
             return None
-        properties: Mapping[str, Any] = self.catalog[tool].parameters.get("properties", {})
-        needed = required(self.catalog[tool])
+        named = leaves(self.catalog[tool])
         given = stream.choice(usable).arguments.items()
-        return {name: v for name, v in given if name in needed or properties[name].get("default") != v}
+        return {name: v for name, v in given if named[name].required or named[name].schema.get("default") != v}
 
     def _is_proven(self, known: Known) -> bool:
-        slots = (((known.tool, name), value) for name, value in known.arguments.items())
-        return all(v in self.found.proven.get(slot, ()) or v in self.found.options.get(slot, ()) for slot, v in slots)
+        return all(value in self.values.get((known.tool, name), ()) for name, value in known.arguments.items())
 
     def _chain(self, length: int, stream: random.Random) -> Plan | None:
         tool = _pick([tool for tool in self.found.known if self.catalog[tool].read_only], stream)
@@ -227,7 +240,7 @@ class Composer:
                 (ref, slot)
                 for ref in self.labels[steps[-1].tool]
                 for slot in self.follows.get((steps[-1].tool, kind_of(ref)), ())
-                if slot[0] not in {step.tool for step in steps}
+                if sum(step.tool == slot[0] for step in steps) < _SAME_TOOL
             ]
             way = _pick(ways, stream)
             step = None if way is None else self._linked(way[1], place, way[0], stream)
@@ -250,27 +263,31 @@ class Composer:
     def _is_answer(self, tool: str, ref: Ref) -> bool:
         """Return True if the values of a field differ enough to ask for them."""
         values = self.labels[tool][ref]
-        if ref[0] == "entry" and len(values) == 1:
+        if len(values) == 1 and _is_of_list(kind_of(ref)):
             return True
-        return len(values) >= _FEW and most_common_share(values) <= _MOST_GUESSED
+        return len(values) >= _DIFFERENT and most_common_share(values) <= _MOST_GUESSED
 
     def _numbers(self, tool: str) -> list[Ref]:
-        return [ref for ref, values in self.labels[tool].items() if len(values) >= _FEW and all(map(number_of, values))]
+        return [
+            ref
+            for ref, values in self.labels[tool].items()
+            if len(values) >= _DIFFERENT and all(map(number_of, values))
+        ]
 
     def _join(self, stream: random.Random, *, linked: bool) -> Plan | None:
         """Draw an operation over calls with several values: given ones, or the entries of a list."""
         op = stream.choice(("sum", "difference", "largest", "count"))
         number = 2 if op == "difference" else 4 if op == "count" else stream.choice((3, 4))
-        slots = [slot for slot, values in self.found.proven.items() if len(values) >= _FEW and self._numbers(slot[0])]
-        lists = [(source, found) for source, found in self.follows.items() if source[1] == ("entry", "*")]
+        slots = [slot for slot in self.values if len(self.values[slot]) >= number and self._numbers(slot[0])]
+        lists = [(source, found) for source, found in self.follows.items() if _is_of_list(source[1])]
         way = _pick([(source, slot) for source, found in lists for slot in found if self._numbers(slot[0])], stream)
         slot = (None if way is None else way[1]) if linked else _pick(slots, stream)
-        if slot is None or (first := self._linked(slot, 0, ("entry", "0"), stream)) is None:
+        if slot is None or (first := self._linked(slot, 0, ("", ""), stream)) is None:
             return None
         (tool, over), steps = slot, list[Step]()
         if linked and way is not None:
             arguments = self._call(way[0][0], stream)
-            entries = [ref for ref in self.labels[way[0][0]] if ref[0] == "entry"]
+            entries = [ref for ref in self.labels[way[0][0]] if kind_of(ref) == way[0][1]]
             if arguments is None or len(entries) < number:
                 return None
             start = stream.randrange(len(entries) - number + 1)
@@ -278,7 +295,8 @@ class Composer:
             steps += [replace(first, linked=((over, 0, ref),)) for ref in entries[start : start + number]]
         else:
             side = stream.random() < 0.2
-            values = [value for value in self.found.proven[slot] if self.held("entity", value) == side]
+            split = slot in self.found.proven
+            values = [v for v in self.values[slot] if not split or self.held("entity", v) == side]
             if len(values) < number:
                 return None
             chosen = stream.sample(values, number)
@@ -310,9 +328,13 @@ def _pick(options: Sequence[_T], stream: random.Random) -> _T | None:
     return stream.choice(options) if options else None
 
 
+def _is_of_list(kind: Ref) -> bool:
+    return kind[0].endswith("*") or (kind[1] == "*" and kind[0] != "part")
+
+
 def _is_near(ref: Ref) -> bool:
-    entry = " ".join(ref).removeprefix("entry ").split(" ")[0]
-    return not ref[0].startswith("entry") or int(entry) <= _NEAR
+    numbers = [int(word) for word in " ".join(ref).split(" ") if word.isdigit()]
+    return ref[0] == "part" or not numbers or numbers[0] <= _NEAR
 
 
 # ---- words

@@ -11,14 +11,15 @@ import asyncio
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from mcprl.seeds import derive_seed
 from mcprl.tools import Tool
-from mcprl_synthesis.reading import Ref, fields_of, junk, kind_of, number_of, odd_words, safe
+from mcprl_synthesis.arguments import leaves, of_schema, required, type_of, typed
+from mcprl_synthesis.reading import Ref, fields_of, junk, kind_of, odd_words, safe
 from mcprl_synthesis.world import Seen, World
 
 __all__ = [
@@ -29,8 +30,6 @@ __all__ = [
     "Source",
     "explore",
     "most_common_share",
-    "required",
-    "typed",
     "unreached",
 ]
 
@@ -38,6 +37,8 @@ Source = tuple[str, Ref]
 """The tool of a result and the kind of a field in it. Hints and schemas are sources without a tool."""
 Slot = tuple[str, str]
 """A tool and one of its arguments."""
+
+Propose = Callable[[Tool, str, Any], Awaitable[list[str]]]
 
 HINTS: Final[Source] = ("", ("hint", "*"))
 SCHEMA: Final[Source] = ("", ("schema", "*"))
@@ -82,37 +83,9 @@ class Exploration:
 
     def _names(self, ref: Ref, values: Sequence[str], calls: int, heads: Collection[str]) -> bool:
         """Return True if a ref names a value: labels are the same in all results, heads of entries are not."""
-        if ref[0] == "entry":
-            return calls == 1 or len(set(values)) > 1
-        return ref[0] == "part" or (len(values) > 1 and ref[1].casefold() not in heads)
-
-
-def _properties(tool: Tool) -> dict[str, dict[str, Any]]:
-    return cast("dict[str, dict[str, Any]]", tool.parameters.get("properties", {}))
-
-
-def required(tool: Tool) -> list[str]:
-    return list(cast("list[str]", tool.parameters.get("required", [])))
-
-
-def type_of(schema: Mapping[str, Any]) -> str:
-    """Return the first type of a schema; "" if it says none."""
-    variants = [schema, *cast("list[dict[str, Any]]", schema.get("anyOf", []))]
-    types = [kind for each in variants for kind in _listed(each.get("type")) if kind != "null"]
-    return str(types[0]) if types else ""
-
-
-def _listed(value: Any) -> list[Any]:
-    return [] if value is None else cast("list[Any]", value) if isinstance(value, list) else [value]
-
-
-def of_schema(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the values that a schema names: enum, const, examples, default."""
-    named = [*_listed(schema.get("enum")), *_listed(schema.get("examples"))]
-    named += [schema[word] for word in ("const", "example", "default") if word in schema]
-    if type_of(schema) == "boolean":
-        named += [True, False]
-    return [value for value in named if value is not None and value != ""]
+        if ref[1].isdigit():
+            return ref[0] == "part" or calls == 1 or len(set(values)) > 1
+        return (len(values) > 1 or ref[0][-1:].isdigit()) and ref[1].casefold() not in heads
 
 
 def affinity(slot: str, source: Source) -> float:
@@ -144,7 +117,25 @@ class _Explorer:
         self.tested: set[tuple[Slot, Source]] = set()
         self.bases: dict[str, dict[str, Any]] = {}
 
-    async def run(self) -> Exploration:
+    async def run(self, propose: Propose | None) -> Exploration:
+        self.offer(self.world.offered)
+        await self.rounds()
+        missing = [self.world.catalog[tool] for tool in unreached(self.world, self.found)] if propose else []
+        for tool in missing:
+            for name in required(tool):
+                assert propose is not None
+                self.offer({name: await propose(tool, name, leaves(tool)[name].schema)})
+        if missing:
+            await self.rounds()
+        return self.found
+
+    def offer(self, offered: Mapping[str, Sequence[str]]) -> None:
+        """Add values that no call showed, by the name of an argument."""
+        for name, values in offered.items():
+            self.found.pool.setdefault(("", ("offered", name)), {}).update(dict.fromkeys(filter(safe, values)))
+
+    async def rounds(self) -> None:
+        """Reach tools with the values that are known, until no more become known."""
         tools = [tool for tool in self.world.catalog if tool.read_only]
         for _ in range(_ROUNDS):
             before = (len(self.tested), sum(map(len, self.found.pool.values())))
@@ -152,22 +143,21 @@ class _Explorer:
                 await self.reach(tool)
             if before == (len(self.tested), sum(map(len, self.found.pool.values()))):
                 break
-        return self.found
 
     async def reach(self, tool: Tool) -> None:
         base = self.bases.get(tool.name) or await self.first(tool)
         if base is None:
             return
         self.bases[tool.name] = base
-        for name, schema in _properties(tool).items():
-            slot = (tool.name, name)
+        for name, leaf in leaves(tool).items():
+            slot, schema = (tool.name, name), leaf.schema
             if "enum" in schema or type_of(schema) == "boolean":
                 if slot not in self.found.options:
                     self.found.options[slot] = list(filter(safe, dict.fromkeys(of_schema(schema))))
                     for value in self.found.options[slot]:
                         await self.call(tool.name, {**base, name: value})
                 continue
-            if name not in required(tool) and not (type_of(schema) == "string" or self.hinted(tool.name, name)):
+            if not leaf.required and not (type_of(schema) == "string" or self.hinted(tool.name, name)):
                 continue
             for source, values in self.sources(tool, name, schema):
                 enough = len(self.found.links.get(slot, ())) >= _ENOUGH_SOURCES
@@ -177,7 +167,7 @@ class _Explorer:
     async def first(self, tool: Tool) -> dict[str, Any] | None:
         """Return arguments with which a tool answers, or None."""
         names = required(tool)
-        listed = [self.sources(tool, name, _properties(tool).get(name, {})) for name in names]
+        listed = [self.sources(tool, name, leaves(tool)[name].schema) for name in names]
         choices = [[value for _, values in sources for value in values[:_TRIED]] for sources in listed]
         for values in islice(_near_first(choices), _FIRST_TRIES):
             arguments = dict(zip(names, values, strict=True))
@@ -248,6 +238,9 @@ class _Explorer:
             for value, worked in zip(few, works, strict=True):
                 await self.call(tool, {**base, name: value})  # in order, whichever answered first
                 held |= {value: None} if worked else {}
+                if source == HINTS and not worked and safe(value):
+                    # The user vouches for a value that junk cannot be told from, such as a path.
+                    self.found.options.setdefault(slot, []).append(value)
             if source not in links and not any(works):
                 return
             links.setdefault(source)
@@ -275,19 +268,14 @@ def _near_first(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
         yield tuple(each[place] for each, place in zip(choices, places, strict=True))
 
 
-def typed(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a value of a result as the type that an argument wants; None if it cannot be one."""
-    kind, number = type_of(schema), number_of(str(value))
-    if kind == "string":
-        return str(value)
-    if kind == "integer":
-        return int(number) if number is not None and number == number.to_integral_value() else None
-    return float(number) if kind == "number" and number is not None else None
+async def explore(
+    world: World, hints: Mapping[str, Sequence[Any]], *, seed: int, entities: int, propose: Propose | None = None
+) -> Exploration:
+    """Call read-only tools with values that become known on the way, and prove links.
 
-
-async def explore(world: World, hints: Mapping[str, Sequence[Any]], *, seed: int, entities: int) -> Exploration:
-    """Call read-only tools with values that become known on the way, and prove links."""
-    return await _Explorer(world, hints, seed, entities).run()
+    `propose` is asked for values of arguments of tools that were not reached.
+    """
+    return await _Explorer(world, hints, seed, entities).run(propose)
 
 
 def unreached(world: World, found: Exploration) -> dict[str, list[str]]:

@@ -6,11 +6,13 @@ A `Ref` says where a value is in a result, in words that a question can use:
     ("first", "Revenue")  its first occurrence                    "the first Revenue"
     ("entry", "2")        the head of the second entry of a list  "entry 2"
     ("entry 2", "ID")     a labelled value in that entry          "the ID of entry 2"
+    ("rows 2", "ID")      the same, if JSON has several lists     "the ID of rows 2"
     ("part", "3")         the third part of a short line          "part 3"
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import re
@@ -37,7 +39,7 @@ _MARKUP = re.compile(r"\*\*|__|`")
 _LABELLED = re.compile(r"^[\s>*•-]*(?P<label>[A-Za-z][\w/%&.' -]{0,30}?)\s?:\s+(?P<value>\S.*?)\s*$")
 _INLINE = re.compile(r"(?<![\w:])([A-Za-z]\w{0,20}): ?([\w./@#-]*\w)")
 _HEAD = re.compile(
-    r"^(?P<before>\s*(?:[-*•#@>]|\d{1,3}[.)]\s)?\s*[#@]?)(?P<head>[A-Za-z0-9][\w.&/@-]*)(?P<after>\W{0,4})"
+    r"^(?P<before>\s*(?:[-*•#@>]|\d{1,3}[.)]\s|\[[A-Z]+\])?\s*[#@]?)(?P<head>[A-Za-z0-9][\w.&/@-]*)(?P<after>\W{0,4})"
 )
 _SAFE = re.compile(r"[\w&'@#.,:/+-]+(?: [\w&'@#.,:/+-]+)*")
 _UNIT = re.compile(r"[^A-Za-z]*(?:[KMBTkmbt%x]|USD|EUR|GBP)?[^A-Za-z]*")
@@ -52,52 +54,76 @@ def words(name: str) -> str:
 def ref_words(ref: Ref) -> str:
     """Return a ref as the words of a question."""
     place, name = ref
-    if place in {"entry", "part"}:
-        return f"{place} {name}"
-    if place.startswith("entry "):
-        return f"the {words(name)} of {place}"
+    if name.isdigit():
+        return f"{words(place)} {name}"
+    if place[-1:].isdigit():
+        return f"the {words(name)} of {words(place)}"
     return f"the {'first ' if place == 'first' else ''}{words(name)}"
 
 
 def kind_of(ref: Ref) -> Ref:
     """Return a ref without its numbers: all entries of a list are values of one kind."""
     place, name = ref
-    return ("entry *", name) if place.startswith("entry ") else (place, "*" if place in {"entry", "part"} else name)
+    if place[-1:].isdigit():
+        return f"{place.rsplit(' ')[0]} *", name
+    return place, "*" if name.isdigit() else name
 
 
 def fields_of(text: str) -> dict[Ref, str]:
     """Return the values of a result that can be named."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = _parsed(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return _fields_of_text(_MARKUP.sub("", text))
     if isinstance(value, dict | list):
         return dict(_fields_of_json(value))
     return {("part", "1"): str(value)}
 
 
+def _parsed(text: str) -> Any:
+    """Return the value of JSON, or of a list or dictionary as Python prints it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        if not text.startswith(("[{", "[(", "['", "{'")):
+            raise
+        return ast.literal_eval(text)
+
+
 def _fields_of_json(value: Any) -> Iterator[tuple[Ref, str]]:
-    """Yield leaves under their own key if it is unique, and the entries of the first list of objects or texts."""
+    """Yield leaves under their own key if it is unique, and the entries of lists of objects or texts.
+
+    The entries of a single list are called entries, those of several lists by their keys.
+    """
     leaves: list[tuple[str, str]] = []
-    entries: list[Any] | None = None
+    lists: list[tuple[str, list[Any]]] = []
     pending: list[tuple[str, Any]] = [("", value)]
     while pending:
         name, part = pending.pop(0)
         if isinstance(part, dict):
             pending += [(str(key), inner) for key, inner in cast("dict[str, Any]", part).items()]
-        elif isinstance(part, list):
-            entries = cast("list[Any]", part) if entries is None else entries
+        elif isinstance(part, list | tuple):
+            lists += [(name, list(cast("list[Any]", part)))] if part else []
         elif (shown := _leaf(part)) is not None:
             leaves.append((name, shown))
     times = Counter(name for name, _ in leaves)
     yield from ((("the", name), shown) for name, shown in leaves if times[name] == 1 and _is_label(name))
-    for number, entry in enumerate((entries or [])[:_ENTRIES], 1):
+    named = Counter(name for name, _ in lists)
+    for name, entries in lists:
+        if len(lists) == 1 or (named[name] == 1 and _is_label(name)):
+            yield from _entries_of_json("entry" if len(lists) == 1 else words(name), entries)
+
+
+def _entries_of_json(place: str, entries: list[Any]) -> Iterator[tuple[Ref, str]]:
+    for number, entry in enumerate(entries[:_ENTRIES], 1):
         if isinstance(entry, dict):
             for key, inner in cast("dict[str, Any]", entry).items():
-                if (shown := _leaf(inner)) is not None and _is_label(key):
-                    yield (f"entry {number}", key), shown
+                parts = cast("list[Any]", inner) if isinstance(inner, list) else [inner]
+                for nth, part in enumerate(parts[:_PARTS], 1):
+                    if (shown := _leaf(part)) is not None and _is_label(key):
+                        yield (f"{place} {number}", f"{key} {nth}" if isinstance(inner, list) else key), shown
         elif (shown := _leaf(entry)) is not None:
-            yield ("entry", str(number)), shown
+            yield (place, str(number)), shown
 
 
 def _leaf(value: Any) -> str | None:
@@ -109,12 +135,18 @@ def _leaf(value: Any) -> str | None:
 def _fields_of_text(text: str) -> dict[Ref, str]:
     lines = [line for line in text.split("\n") if line.strip()]
     found: dict[Ref, str] = {}
-    labelled = [(m["label"].strip(), m["value"]) for line in lines if (m := _LABELLED.match(line))]
+    labelled = [(m["label"].strip(), _unquoted(m["value"])) for line in lines if (m := _LABELLED.match(line))]
     times = Counter(label for label, _ in labelled)
+    nth: Counter[str] = Counter()
     for label, value in labelled:
+        nth[label] += 1
         if _is_label(label):
             found.setdefault(("the" if times[label] == 1 else "first", label), value)
-    for number, (head, rest) in enumerate(_entries(lines), 1):
+            # The first label begins each record.
+            if times[label] == times[labelled[0][0]] > 1 and nth[label] <= _ENTRIES:
+                found[f"entry {nth[label]}", label] = value
+    heads = [] if labelled and times[labelled[0][0]] > 1 else _entries(lines)
+    for number, (head, rest) in enumerate(heads, 1):
         found["entry", str(number)] = head
         for label, value in _INLINE.findall(rest):
             if _is_label(label):
@@ -132,10 +164,15 @@ def _entries(lines: list[str]) -> list[tuple[str, str]]:
         if match := _HEAD.match(line):
             form = (re.sub(r"\d+", "9", match["before"]), match["after"])
             by_form.setdefault(form, []).append((match["head"], line[match.end() - len(match["after"]) :]))
-    by_form = {form: rows for form, rows in by_form.items() if form[1].strip() or form[0].strip()}
+    plain = all(len(line.split()) == 1 for line in lines)
+    by_form = {form: rows for form, rows in by_form.items() if plain or form[1].strip() or form[0].strip()}
     longest = max(by_form.values(), key=len, default=list[tuple[str, str]]())
     different = len({head for head, _ in longest}) == len(longest)
     return longest[:_ENTRIES] if len(longest) > 1 and different else []
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 2 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
 def _is_label(name: str) -> bool:

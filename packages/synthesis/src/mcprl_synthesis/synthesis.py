@@ -14,10 +14,12 @@ from mcprl.errors import NoReachableToolError
 from mcprl.seeds import derive_seed
 from mcprl.tasks import write_tasks
 from mcprl_synthesis.compose import Composer, Effect, Plan
-from mcprl_synthesis.explore import HINTS, SCHEMA, Exploration, explore, unreached
-from mcprl_synthesis.reading import ref_words
+from mcprl_synthesis.explore import Exploration, explore, unreached
+from mcprl_synthesis.page import graph_svg, page
+from mcprl_synthesis.reading import words
 from mcprl_synthesis.verify import Draft, Verifier, field_names
 from mcprl_synthesis.world import World
+from mcprl_synthesis.writer import Writer, reword
 from mcprl_synthesis.writes import draw_write, find_effects
 
 __all__ = ["Synthesis", "call_limit", "synthesize"]
@@ -46,7 +48,6 @@ class Synthesis:
     found: Exploration
     verifier: Verifier
     drafts: tuple[Draft, ...]
-    effects: tuple[Effect, ...]
 
     def write(self, out: Path) -> dict[str, Any]:
         """Write the task files and the report; return its figures."""
@@ -55,7 +56,9 @@ class Synthesis:
                 write_tasks(tasks, out / name)
         figures = self.figures()
         (out / "report.json").write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        (out / "report.md").write_text("\n".join(self.report(figures)) + "\n", encoding="utf-8")
+        text = "\n".join(self.report(figures)) + "\n"
+        (out / "report.md").write_text(text, encoding="utf-8")
+        (out / "report.html").write_text(page(text, self._graph()), encoding="utf-8")
         return figures
 
     def figures(self) -> dict[str, Any]:
@@ -73,6 +76,7 @@ class Synthesis:
             "by_shape": dict(sorted(Counter(draft.plan.shape for draft in drafts).items())),
             "families": len({draft.plan.family for draft in drafts}),
             "rejected": dict(self.verifier.rejected.most_common()),
+            "wordings": dict(self.verifier.wordings.most_common()),
             "volatile": sorted(self.verifier.volatile),
             "links": sum(map(len, self.found.links.values())),
             "tools_reached": sum(bool(known) for known in self.found.known.values()),
@@ -88,10 +92,12 @@ class Synthesis:
         yield from _table("tasks by shape", figures["by_shape"])
         yield from _table("tasks by number of calls", figures["by_calls"])
         yield from _table("candidates rejected because", figures["rejected"])
+        if figures["wordings"]:
+            yield from _table("questions that the model reworded", figures["wordings"])
         yield from self._tools()
         yield "## Links\n\nA value of the field answers the argument; junk of its shape does not.\n"
         yield "```mermaid\ngraph LR"
-        yield from self._links()
+        yield from (f'  {one} -->|"{label}"| {two}' for one, two, label in self._links())
         yield "```\n"
         if figures["volatile"]:
             yield "Fields that change by themselves, and are not asked for: " + ", ".join(figures["volatile"]) + ".\n"
@@ -117,13 +123,24 @@ class Synthesis:
             yield f"| `{tool.name}` | {tool.server} | {state} | {known} | {used[tool.name]} |"
         yield ""
 
-    def _links(self) -> Iterator[str]:
-        edges: Counter[tuple[str, str, str]] = Counter()
+    def _links(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the links between tools, each once, as (tool, tool, what is passed)."""
+        links: dict[tuple[str, str, str], None] = {}
         for (tool, name), sources in self.found.links.items():
-            for source in sources:
-                if source not in (HINTS, SCHEMA) and source[1][0] != "word":
-                    edges[source[0], f"{ref_words(source[1])} as {name}", tool] += 1
-        yield from (f'  {one} -->|"{label}"| {two}' for one, label, two in edges)
+            for source, kind in sources:
+                if source and kind[0] != "word":
+                    links.setdefault((source, tool, f"{words(' '.join(kind))} as {name}"))
+        yield from links
+
+    def _graph(self) -> str:
+        tools: dict[str, list[str]] = {}
+        for tool in self.world.catalog:
+            if self.found.known.get(tool.name):
+                tools.setdefault(tool.server, []).append(tool.name)
+        edges: dict[tuple[str, str], list[str]] = {}
+        for one, two, label in self._links():
+            edges.setdefault((one, two), []).append(label)
+        return graph_svg(tools, {pair: labels for pair, labels in edges.items() if pair[0] != pair[1]})
 
 
 def _table(title: str, figures: Mapping[str, int]) -> Iterator[str]:
@@ -138,12 +155,15 @@ async def synthesize(
     count: int,
     seed: int,
     hints: Mapping[str, Sequence[Any]],
+    distractors: int = 3,
+    writer: Writer | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Synthesis:
     """Explore, compose and verify until there are `count` tasks or nothing new is found."""
     world.limit_per_tool = call_limit(count)
     progress("exploring")
-    found = await explore(world, hints, seed=seed, entities=entities_for(count))
+    propose = None if writer is None else writer.propose
+    found = await explore(world, hints, seed=seed, entities=entities_for(count), propose=propose)
     if not any(found.known.values()):
         lacking = "; ".join(f"{tool} needs {', '.join(names)}" for tool, names in unreached(world, found).items())
         raise NoReachableToolError(
@@ -152,7 +172,7 @@ async def synthesize(
         )
     effects = await find_effects(world, found, seed)
     composer = Composer(found, world.catalog, seed)
-    verifier = Verifier(world, composer, seed)
+    verifier = Verifier(world, composer, seed, distractors)
     await _Filler(verifier, effects, count, seed).fill(progress)
     drafts = [draft for draft in verifier.drafts if not set(field_names(draft.plan)) & verifier.volatile]
     if not drafts:
@@ -162,7 +182,11 @@ async def synthesize(
             + ")",
             fix="give values of more arguments with --hints; a tool needs several values that it knows",
         )
-    return Synthesis(world=world, found=found, verifier=verifier, drafts=_share(drafts, count), effects=tuple(effects))
+    drafts = _share(drafts, count)
+    if writer is not None:
+        progress("rewording")
+        drafts = await reword(drafts, verifier, writer)
+    return Synthesis(world=world, found=found, verifier=verifier, drafts=tuple(drafts))
 
 
 def _share(drafts: Sequence[Draft], count: int) -> tuple[Draft, ...]:

@@ -11,7 +11,7 @@ import asyncio
 import random
 import re
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -24,6 +24,8 @@ from mcprl.records import Difficulty, Solution, Task, ToolCall
 from mcprl.scaffold.derived_checks import CHEAP, REWARDS, Call, Conversation, Corpus, prove, reward, why_unproven
 from mcprl.seeds import derive_seed
 from mcprl.tasks.validation import normalised_question
+from mcprl.tools import Tool
+from mcprl_synthesis.arguments import shaped
 from mcprl_synthesis.compose import HELD_STYLES, STYLES, Composer, Outcome, Plan, execute, question
 from mcprl_synthesis.reading import expected, fields_of, junk, words
 from mcprl_synthesis.world import Look, Seen, World
@@ -33,7 +35,6 @@ __all__ = ["Draft", "Verifier"]
 _T = TypeVar("_T")
 _OTHER_VALUES: Final = 2
 _PARALLEL: Final = 8
-_DISTRACTORS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,10 @@ class Verifier:
     world: World
     composer: Composer
     seed: int
+    distractors: int = 3
     rejected: Counter[str] = field(default_factory=Counter[str])
     volatile: set[str] = field(default_factory=set[str])
+    wordings: Counter[str] = field(default_factory=Counter[str])
     drafts: list[Draft] = field(default_factory=list[Draft])
     _asked: set[str] = field(default_factory=set[str])
 
@@ -122,7 +125,7 @@ class Verifier:
         goal = self._goal(plan, outcome)
         stream = random.Random(derive_seed(self.seed, "distractors", asked))
         others = [tool.name for tool in self.world.catalog if tool.name not in needed]
-        tools = [*needed, *stream.sample(others, min(_DISTRACTORS, len(others)))]
+        tools = [*needed, *stream.sample(others, min(self.distractors, len(others)))]
         stream.shuffle(tools)
         servers = {self.world.catalog[name].server for name in needed}
         return Task(
@@ -147,11 +150,11 @@ class Verifier:
         if plan.effect is None or outcome.probed is None:
             calls = tuple(ExpectedCall(tool=call.name, arguments=call.arguments) for call in outcome.calls)
             return Goal(answer=outcome.check, calls=calls, in_any_order=True)
-        effect, written = plan.effect, outcome.calls[-1].arguments
+        effect, written, catalog = plan.effect, outcome.flat[-1], self.world.catalog
         made = {name: value for name, value in written.items() if name != effect.payload or effect.removes}
         calls = (
             *(ExpectedCall(tool=call.name, arguments=call.arguments) for call in outcome.calls[:-1]),
-            ExpectedCall(tool=effect.tool, arguments=made),
+            ExpectedCall(tool=effect.tool, arguments=whole_arguments(catalog[effect.tool], written, made)),
         )
         value = str(written[effect.payload])
         # More numbers, or the words of the question, are a list of guesses.
@@ -163,7 +166,8 @@ class Verifier:
         others = [Contains(text=str(each)) for name, each in made.items() if name in effect.marks]
         texts += [each for each in others if not effect.removes and meets(each, outcome.probed[1].text)]
         texts += [] if check is None else [check]
-        state = ExpectedState(tool=effect.probe, arguments=effect.probe_arguments(written), texts=tuple(texts))
+        asked = shaped(catalog[effect.probe], effect.probe_arguments(written))
+        state = ExpectedState(tool=effect.probe, arguments=asked, texts=tuple(texts))
         return Goal(calls=calls, in_any_order=True, state=(state,))
 
     async def _depends(self, draft: Draft) -> str | None:
@@ -201,18 +205,21 @@ class Verifier:
         if not after.worked or (before.worked and all(meets(text, before.text) for text in state.texts)):
             return "the probe does not show the write"
         everything = " ".join(seen.text for seen in draft.outcome.seen[:-1])
+        written = draft.outcome.flat[-1]
         for said in (draft.task.prompt[0]["content"], everything, "x"):
-            wrong = junk(write.arguments[effect.payload], random.Random(self.seed)) if effect.removes else said
-            cheap = replace(write, arguments={**write.arguments, effect.payload: wrong})
+            wrong = junk(written[effect.payload], random.Random(self.seed)) if effect.removes else said
+            arguments = shaped(self.world.catalog[effect.tool], {**written, effect.payload: wrong})
+            cheap = replace(write, arguments=arguments)
             if said and await self._earned(draft, (*reads, cheap), said) > CHEAP:
                 return "a cheap policy passes: it writes everything that it reads"
         return None
 
     def _others(self, tool: str, name: str, value: Any) -> list[Any]:
         slot = (tool, name)
-        values = [*self.composer.found.proven.get(slot, ()), *self.composer.found.options.get(slot, ())]
+        values = self.composer.values.get(slot, []) or [value]
+        if set(values) == {value}:
+            values = [junk(value, random.Random(derive_seed(self.seed, "junk", *slot, str(value))))]
         values = [other for other in dict.fromkeys(values) if other != value]
-        values = values or [junk(value, random.Random(derive_seed(self.seed, "junk", *slot, str(value))))]
         stream = random.Random(derive_seed(self.seed, "perturbed", *slot, str(value)))
         return stream.sample(values, min(_OTHER_VALUES, len(values)))
 
@@ -223,13 +230,29 @@ class Verifier:
         seen = [turn.observations[0].text for turn in trial.turns if turn.observations]
         for place, ref in fields_used(draft.plan):
             before = fields_of(solution.seen[place].text).get(ref)
-            if place >= len(seen) or fields_of(seen[place]).get(ref) != before:
+            now = fields_of(seen[place]).get(ref) if place < len(seen) else None
+            if now is None:
+                return "a call has no such answer on fresh servers"
+            if now != before:
                 self.volatile.add(f"{draft.plan.steps[place].tool}: {' '.join(ref)}")
                 return "a field is volatile"
         if trial.reward != 1.0 or trial.faults:
             return "the solution does not earn 1 on fresh servers"
         idle = await play(task, look, (), "", REWARDS)
         return None if idle.reward == 0.0 else "doing nothing earns a reward"
+
+    async def recheck(self, draft: Draft) -> str | None:
+        """Check a task whose question was reworded: everything that the question can change."""
+        key = normalised_question(draft.task)
+        if key in self._asked:
+            return "a duplicate"
+        cheap = None if draft.plan.effect is None else await self._resists_cheap_writes(draft)
+        family = [other for other in self.drafts if other.plan.family == draft.plan.family]
+        corpus = Corpus([conversation_of(draft if other.task.id == draft.task.id else other) for other in family])
+        why = cheap or self._resists(draft, corpus) or await self._plays(self.world.look(2), draft)
+        if why is None:
+            self._asked.add(key)
+        return why
 
     def _resists(self, draft: Draft, corpus: Corpus) -> str | None:
         """Check the policies of `mcprl tasks import`: those that should earn 1 and 0, and the cheap ones."""
@@ -279,6 +302,12 @@ def common_word(probed: tuple[Seen, Seen], value: str) -> str | None:
     before, after = (re.findall(r"[A-Za-z]{3,}", seen.text) if seen.worked else [] for seen in probed)
     known = before or after  # a read that failed before the write
     return next((word for word in known if word in after and word.casefold() not in value.casefold()), None)
+
+
+def whole_arguments(tool: Tool, written: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call that have no part which `made` leaves open."""
+    whole = shaped(tool, written)
+    return {name: value for name, value in shaped(tool, made).items() if whole[name] == value}
 
 
 def with_argument(plan: Plan, place: int, name: str, value: Any) -> Plan:

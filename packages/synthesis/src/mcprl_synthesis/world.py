@@ -22,6 +22,8 @@ from mcprl.errors import BudgetExceededError, Fault, NoConsentError, ToolServerE
 from mcprl.files import canonical_json
 from mcprl.records import Observation, ToolCall
 from mcprl.tools import Cassette, Catalog, ServerSpec, Tool, Toolbox, ToolLease
+from mcprl.tools.session import offered_values
+from mcprl_synthesis.arguments import shaped
 
 __all__ = ["Access", "Look", "Seen", "World"]
 
@@ -72,6 +74,7 @@ class World:
         self.log_dir = log_dir
         self.apart_s = apart_s
         self.cost = Cost()
+        self.offered: dict[str, list[str]] = {}
         self.limit_per_tool: int | None = None
         self.stack = AsyncExitStack()
         self._looks: dict[int, Look] = {}
@@ -85,6 +88,8 @@ class World:
             self.catalog = toolbox.catalog
             for name, (version, tools) in toolbox.definitions.items():
                 self.cassette.record_tools(name, version, tools)
+        for spec in self.specs:
+            await self._offered(spec)
         self.specs = tuple(map(self._isolated, self.specs))
         begun = (_JOURNAL, "start", "date", dict[str, Any]())
         if self.cassette.find(*begun) is None:
@@ -95,6 +100,16 @@ class World:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stack.aclose()
+
+    async def _offered(self, spec: ServerSpec) -> None:
+        """Learn what a server lists besides its tools."""
+        place = (_JOURNAL, "offered", spec.name, dict[str, Any]())
+        if self.cassette.find(*place) is None:
+            values = await offered_values(spec, self.log_dir / f"{spec.name}-offered.log")
+            self.cassette.record(*place, json.dumps(values, ensure_ascii=False))
+        found = self.cassette.find(*place)
+        for name, listed in json.loads("{}" if found is None else found.text).items():
+            self.offered.setdefault(name, []).extend(listed)
 
     def _isolated(self, spec: ServerSpec) -> ServerSpec:
         """Give each episode a server of its own, if writes are allowed and the server keeps no state per episode."""
@@ -146,9 +161,9 @@ class Look:
             yield Access(self, self.world.catalog.select(tool_names), stack, lives_s)
 
     async def read(self, tool: str, arguments: Mapping[str, Any], *, again: int = 0) -> Seen:
-        """Call a read-only tool. A call is made once, and once more for each number in `again`."""
+        """Call a read-only tool with flat arguments. A call is made once, and once more for each number in `again`."""
         async with self.lease(None) as access:
-            return await access.see(tool, arguments, again=again)
+            return await access.see(tool, shaped(self.world.catalog[tool], arguments), again=again)
 
     async def answer(self, tool: Tool, key: Mapping[str, Any], make: _Make) -> Seen:
         """Return the recorded answer, or make the call and record it. Equal calls are made once."""

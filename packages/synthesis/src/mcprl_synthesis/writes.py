@@ -15,8 +15,9 @@ from mcprl.episodes.rewards import meets
 from mcprl.goals import Contains
 from mcprl.seeds import derive_seed
 from mcprl.tools import Tool
+from mcprl_synthesis.arguments import required, shaped
 from mcprl_synthesis.compose import Composer, Effect, Plan, Step
-from mcprl_synthesis.explore import Exploration, affinity, required
+from mcprl_synthesis.explore import Exploration, affinity
 from mcprl_synthesis.world import Look, World
 
 __all__ = ["codeword", "draw_write", "find_effects"]
@@ -66,9 +67,9 @@ async def _effects_of(
     reads = _reads(world, found, tool, arguments)
     before = [await look.read(name, given) for name, given in reads]
     async with look.lease(None) as access:
-        if not (await access.see(tool.name, arguments)).worked:
+        if not (await access.see(tool.name, shaped(tool, arguments))).worked:
             return []
-        after = [await access.see(name, given) for name, given in reads]
+        after = [await access.see(name, shaped(world.catalog[name], given)) for name, given in reads]
     effects: list[Effect] = []
     for (name, given), old, new in zip(reads, before, after, strict=True):
         bound = {each: next((w for w, v in arguments.items() if v == value), "") for each, value in given.items()}
