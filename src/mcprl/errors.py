@@ -458,9 +458,9 @@ class NoRoomError(ConfigurationError, code="E-RUN-005"):
 
     Causes: a full disk; all weights are trained, so each checkpoint is as large as the model and its optimizer state;
     many checkpoints are kept.
-    Fix: free space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
+    Fix: free up space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
     Example: a checkpoint takes 12.4 GB; 4 are kept at most, and one more while it is written (62.0 GB); 31.0 GB are
-    free. Fix: free space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
+    free. Fix: free up space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
     """
 
 
