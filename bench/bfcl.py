@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
@@ -34,6 +35,8 @@ from mcprl_suites.bfcl.suite import gold_calls, judge_turns, make_suite, play_ca
 from mcprl_suites.bfcl.wheel import Entry, entry_of, gold_answers, wheel_module
 from servers.harness import say
 
+# Else sixteen conversations of some thousand tokens push each other out.
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "8")
 CI_TASKS = 40
 CI_SAMPLE = 10
 AT_ONCE = 4
@@ -45,7 +48,6 @@ MODEL_SETTINGS = (
     "sampling.max_tokens=96",
     "episodes.max_concurrent=16",
     "sampling.vllm.merge_adapters=true",  # there is none, and layers that could take one read prompts more slowly
-    "sampling.vllm.cpu_cache_gib=8",  # else sixteen conversations of some thousand tokens push each other out
 )
 
 

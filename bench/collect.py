@@ -95,7 +95,7 @@ def make_config(folder: Path) -> RunConfig:
             "model": {"path": str(MODEL), "renderer": "chatml", "dtype": "float32", "context_tokens": 2048},
             "tasks": {"train": str(folder / "tasks.jsonl")},
             "servers": {"file": str(folder / "servers.json")},
-            "sampling": {"temperature": 0.7, "max_tokens": MAX_TOKENS, "vllm": {"max_sequences": AT_ONCE}},
+            "sampling": {"temperature": 0.7, "max_tokens": MAX_TOKENS},
             "episodes": {"group_size": GROUP_SIZE, "max_concurrent": AT_ONCE},
         }
     )
@@ -221,6 +221,7 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
             config.model,
             config.sampling,
             learner,
+            max_sequences=AT_ONCE,
             turn_deadline_s=config.episodes.deadline_s,
             log=folder / "vllm.log",
         )

@@ -51,7 +51,7 @@ SETTING = (
     "model.context_tokens=3072",
     "sampling.temperature=0.7",
     "sampling.max_tokens=96",
-    "sampling.vllm.max_sequences=16",
+    "episodes.max_concurrent=16",
 )
 MODES = ("off", "calls", "act")
 AT_ONCE = 16

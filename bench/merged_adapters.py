@@ -44,10 +44,12 @@ def write_adapter(model: str, folder: Path) -> None:
 
 async def tokens_per_s(model: str, adapter: Path, log: Path, *, merged: bool, batches: int) -> tuple[float, float]:
     """Tokens a second, the median of the batches, and how long the publication took."""
-    sampling = SamplingConfig(vllm=VllmConfig(max_sequences=TURNS, merge_adapters=merged))
+    sampling = SamplingConfig(vllm=VllmConfig(merge_adapters=merged))
     config = ModelConfig(path=model, dtype="float32", context_tokens=1024)
     rates: list[float] = []
-    async with VllmSampler(config, sampling, LearnerConfig(lora_rank=RANK), turn_deadline_s=600.0, log=log) as sampler:
+    async with VllmSampler(
+        config, sampling, LearnerConfig(lora_rank=RANK), max_sequences=TURNS, turn_deadline_s=600.0, log=log
+    ) as sampler:
         started = time.monotonic()
         await sampler.publish(Weights(version=1, adapter=adapter))
         publish_s = time.monotonic() - started

@@ -339,6 +339,7 @@ class Runner:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
         functions, results = functions_of_the_core(), read_results()
+        gc.freeze()  # what a collector visits in a child would be copied
         with RESULTS.open("a") as store:
             for count, mutant in enumerate(self.mutants, 1):
                 earlier = results.get(mutant.name, {"killers": [], "ran": []})

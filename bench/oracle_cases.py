@@ -50,7 +50,6 @@ def make_cases(count: int) -> dict[str, np.ndarray]:
         "mask_CBT": mask.astype(float),
         "clip_low_C": draw.uniform(0.1, 0.4, count),
         "clip_high_C": clip_high,
-        "dual_clip_C": 1.0 + clip_high + draw.uniform(0.05, 1.0, count),
         "return_CBT": earned,
         "old_value_CBT": old_value,
         "value_CBT": old_value + draw.normal(0.0, 0.5, tokens),
@@ -91,9 +90,7 @@ def _losses(case: Case) -> dict[str, Any]:
         case[name][chosen] for name in ("old_logprob_CBT", "reference_logprob_CBT", "advantage_CBT")
     )
     episode_N = case["advantage_CBT"][:, 0][sequence_N]
-    low, high, dual, value_clip = (
-        float(case[name]) for name in ("clip_low_C", "clip_high_C", "dual_clip_C", "value_clip_C")
-    )
+    low, high, value_clip = (float(case[name]) for name in ("clip_low_C", "clip_high_C", "value_clip_C"))
     clip = {"clip_low": low, "clip_high": high}
     old_value_N, return_N = case["old_value_CBT"][chosen], case["return_CBT"][chosen]
     weights = _sequence_weights(case)
@@ -106,8 +103,8 @@ def _losses(case: Case) -> dict[str, Any]:
         found[name] = loss.detach()
         found[f"{name} gradient"] = torch.autograd.grad(loss, leaf)[0]
 
-    def ppo(logprob_N: Tensor, dual_clip: float | None = None) -> Tensor:
-        return ours.clipped_policy_loss(logprob_N, old_N, advantage_N, **clip, dual_clip=dual_clip)
+    def ppo(logprob_N: Tensor) -> Tensor:
+        return ours.clipped_policy_loss(logprob_N, old_N, advantage_N, **clip)
 
     def gspo(logprob_N: Tensor, advantage_N: Tensor = advantage_N) -> Tensor:
         return ours.gspo_loss(logprob_N, old_N, advantage_N, sequence_N, **clip)
@@ -122,7 +119,6 @@ def _losses(case: Case) -> dict[str, Any]:
         return ours.value_loss(value_N, old_value_N, return_N, clip=bound)
 
     add("clipped_policy_loss/mean", "token_mean", ppo)
-    add("clipped_policy_loss, dual_clip/mean", "token_mean", lambda x: ppo(x, dual))
     add("gspo_loss/mean", "token_mean", gspo)
     add("gspo_loss/mean of episodes", "sequence_mean", lambda x: gspo(x, episode_N))
     add("cispo_loss/mean", "token_mean", cispo)

@@ -36,7 +36,7 @@ NUMBERS = count()
 
 def spec(side: str) -> ServerSpec:
     sandbox = SandboxSettings(read=(HERE,)) if side == "sandboxed" else None
-    return stdio_spec("echo", "echo.py", settings=ServerSettings(sandbox=sandbox, start_deadline_s=120))
+    return stdio_spec("echo", "echo.py", settings=ServerSettings(sandbox=sandbox))
 
 
 async def stretch_s(lease: ToolLease) -> float:

@@ -61,7 +61,7 @@ def compare(seed: int, folder: Path, arguments: argparse.Namespace) -> dict[str,
     of_warm = run("train", recipe, [*common, f"training.steps={arguments.steps}", f"training.outputs={warm}"])
     say(f"seed {seed}: warm start and {arguments.steps} steps of RL took {of_warm:.0f} CPU s")
     # Validations would cost a part of the budget that the warm start does not pay.
-    sft = [f"sft.steps={arguments.sft_steps}", f"sft.validate_every={arguments.sft_steps}", "sft.validation=0"]
+    sft = [f"sft.steps={arguments.sft_steps}"]
     of_sft = run(
         "sft",
         recipe,

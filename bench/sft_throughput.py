@@ -77,7 +77,7 @@ def choose_tasks(kind: str, count: int) -> list[Task]:
 
 
 async def play(tasks: list[Task], folder: Path) -> tuple[Trajectory, ...]:
-    patient = ServerSettings(start_deadline_s=600.0, call_deadline_s=600.0)  # on a busy machine
+    patient = ServerSettings(call_deadline_s=600.0)  # on a busy machine
     specs = [ServerSpec(name=name, make=partial(make_server, name, world=7), settings=patient) for name in SERVERS]
     config = bench_config()
     chat, preamble = load_chat(str(MODEL), "chatml"), load_preamble(DATA / "preamble.json")

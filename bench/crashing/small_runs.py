@@ -31,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "algorithm": {},
         "sampling": {"max_tokens": 48},
         "tasks": {"order": "shuffled"},
-        "sft": {"steps": 6, "batch_size": 2, "learning_rate": 1e-2, "validation": 0.4, "validate_every": 2},
+        "sft": {"steps": 6, "batch_size": 2, "learning_rate": 1e-2},
         "training": {"keep_checkpoints": 1},
     },
 }
@@ -60,7 +60,7 @@ def small_run(
             | {"order": "curriculum"}
             | own.get("tasks", {}),
             # A busy machine is not a broken server.
-            "servers": {"file": str(folder / "servers.json"), "settings": {"bells": {"start_deadline_s": 300.0}}},
+            "servers": {"file": str(folder / "servers.json")},
             # A turn ends at the letter e, if one comes up: some episodes answer and some are cut.
             "sampling": own.get("sampling", {"max_tokens": 2, "stop": ["e"]}),
             "episodes": {"group_size": 4, "max_turns": {"easy": 2, "medium": 2, "hard": 2}},

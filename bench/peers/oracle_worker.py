@@ -103,7 +103,6 @@ def skyrl_losses(cases: Cases, ppo) -> Answers:
         )
         config.eps_clip_low = config.cispo.cispo_eps_clip_low = float(of["clip_low_C"])
         config.eps_clip_high = config.cispo.cispo_eps_clip_high = float(of["clip_high_C"])
-        config.clip_ratio_c = float(of["dual_clip_C"])
 
         def policy_loss(function, kind: str = "regular") -> Callable[[Tensor], Tensor]:
             def loss(logprob: Tensor) -> Tensor:
@@ -115,7 +114,6 @@ def skyrl_losses(cases: Cases, ppo) -> Answers:
         at = of["logprob_CBT"]
         for name, function, kind in [
             ("clipped_policy_loss/mean", ppo.ppo_policy_loss, "regular"),
-            ("clipped_policy_loss, dual_clip/mean", ppo.ppo_policy_loss, "dual_clip"),
             ("gspo_loss/mean", ppo.gspo_policy_loss, "regular"),
             ("cispo_loss/mean", ppo.compute_policy_loss_cispo, "regular"),
             ("imitation_loss/sum", ppo.cross_entropy_loss, "regular"),
@@ -182,7 +180,6 @@ def trl_losses(cases: Cases) -> Answers:
         plain = {"loss_type": "bnpo", "epsilon_low": low, "epsilon_high": high}
         ways: dict[str, tuple[dict[str, object], Tensor]] = {
             "clipped_policy_loss/mean": (plain, of["advantage_CBT"]),
-            "clipped_policy_loss, dual_clip/mean": (plain | {"delta": float(of["dual_clip_C"])}, of["advantage_CBT"]),
             "gspo_loss/mean of episodes": (
                 plain | {"loss_type": "grpo", "importance_sampling_level": "sequence"},
                 an_episodes,

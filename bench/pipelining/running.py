@@ -85,7 +85,7 @@ def make_config(folder: Path, pipeline: str, seed: int, *, updates: int) -> RunC
         servers=ServersConfig(file=folder / "servers.json"),
         sampling=SamplingConfig(max_tokens=16),
         episodes=EpisodesConfig(group_size=_GROUP_SIZE, max_concurrent=512),
-        rewards=RewardsConfig(calls=0.0, efficiency=0.0, arguments=1.0, unanswered=0.0, invalid_call=0.0),
+        rewards=RewardsConfig(calls=0.0, efficiency=0.0, arguments=1.0, penalty=0.0),
         algorithm=AlgorithmConfig(old_logprobs="recomputed", epochs=4, minibatches=1),
         learner=LearnerConfig(
             tuning="full",

@@ -33,7 +33,7 @@ ARMS = {
         Arm(
             name="ppo",
             says="PPO with a value head instead of GRPO",
-            settings=("algorithm.advantages=gae", "algorithm.whiten=true"),
+            settings=("algorithm.advantages=gae",),
         ),
     )
 }

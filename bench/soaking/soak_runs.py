@@ -34,7 +34,7 @@ def make_config(folder: Path, name: str, *, engine: str) -> RunConfig:
             "servers": {"file": str(folder / "servers.json"), "settings": {"keys": settings}},
             "sampling": {"max_tokens": 16},
             "episodes": {"group_size": _GROUP_SIZE, "max_concurrent": 128},
-            "rewards": {"calls": 0, "efficiency": 0, "arguments": 1, "unanswered": 0, "invalid_call": 0},
+            "rewards": {"calls": 0, "efficiency": 0, "arguments": 1, "penalty": 0},
             "algorithm": {"old_logprobs": "recomputed", "epochs": 4, "minibatches": 1},
             "learner": {"lora_rank": 8, "learning_rate": 1e-4, "microbatch": len(VAULTS) * _GROUP_SIZE}
             | {"max_parity_error": 1e-4},

@@ -31,7 +31,7 @@ from toy.playing import make_model, play, published_model
 __all__ = ["ALGORITHMS", "Moment", "best_mean_return", "learn"]
 
 GROUP_SIZE = 16
-_CRITIC = {"advantages": "gae", "whiten": True}
+_CRITIC = {"advantages": "gae"}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"advantages": "grpo"},
     "ppo": {**_CRITIC, "critic": CriticConfig(step="token", learning_rate=1e-2)},

@@ -47,7 +47,7 @@ def make_config(
     """A run below `folder`, with `at_once` episodes over all workers. `rate` is calls in seconds."""
     server = {"command": sys.executable, "args": [str(_HERE / "waiting_server.py"), str(tool_s), str(folder / "calls")]}
     (folder / "servers.json").write_text(json.dumps({"mcpServers": {"waiting": server}}))
-    settings: dict[str, Any] = {"start_deadline_s": 120, "call_deadline_s": 120}
+    settings: dict[str, Any] = {"call_deadline_s": 120}
     if rate is not None:
         settings["rate"] = {"calls": rate[0], "per_s": rate[1]}
     return RunConfig.model_validate(

@@ -171,10 +171,12 @@ class WorkersConfig(Section):
     """Where episodes run: in this process, or in Ray workers, each with its own tool servers."""
 
     count: int = Field(
-        default=0, ge=0, description="Ray workers, at one core each; 0: run all episodes in this process, without Ray."
-    )
-    address: str | None = Field(
-        default=None, description="Address of the Ray cluster; null: mcprl starts Ray on this machine."
+        default=0,
+        ge=0,
+        description=(
+            "Ray workers, at one core each, on the cluster that RAY_ADDRESS names, or else on this machine; 0: run all "
+            "episodes in this process, without Ray."
+        ),
     )
 
 
@@ -204,10 +206,6 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
             backend == "jax" and config.training.max_staleness > 0,
             "sampling from older weights (training.max_staleness): backend jax samples from the adapter in training, "
             "so set it to 0, or use fsdp, megatron or hosted",
-        ),
-        (
-            backend in ("fsdp", "megatron") and learner.weight_decay > 0,
-            "weight decay per request: with fsdp and megatron, set learner.weight_decay to 0 and configure the server",
         ),
         (
             backend != "jax" and config.skyrl.url is None,
@@ -253,7 +251,11 @@ class EpisodesConfig(Section):
     """How episodes run."""
 
     group_size: int = Field(default=8, ge=2, description="Number of episodes per task, whose rewards are compared.")
-    max_concurrent: int = Field(default=64, ge=1, description="Maximum number of concurrent episodes.")
+    max_concurrent: int = Field(
+        default=64,
+        ge=1,
+        description="Maximum number of concurrent episodes, and of sequences that vLLM decodes concurrently.",
+    )
     max_turns: Annotated[dict[Difficulty, _AtLeastOne], BeforeValidator(_with_default_turns)] = Field(
         default=_MAX_TURNS, description="Maximum turns per episode, by difficulty of the task."
     )
@@ -298,6 +300,10 @@ class RewardFunctionConfig(Section):
     )
 
 
+_GRADES = ("rubric", "check")  # parts of a reward with the weight of the answer
+_PENALTIES = ("invalid_call", "unanswered")
+
+
 class RewardsConfig(Section):
     """Weights of the parts of a reward. The reward is the weighted mean of the parts that a task checks, minus
     penalties.
@@ -305,18 +311,21 @@ class RewardsConfig(Section):
     A part with weight 0 is still measured and logged. Rewards are clipped to [−1, 1].
     """
 
-    answer: float = Field(default=1.0, ge=0, description="Weight of a correct final answer.")
+    answer: float = Field(
+        default=1.0,
+        ge=0,
+        description="Weight of a correct final answer, of the judge's grade, and of what a task's own check returns.",
+    )
     state: float = Field(default=1.0, ge=0, description="Weight of the share of expected facts that hold at the end.")
     calls: float = Field(default=0.5, ge=0, description="Weight of the share of expected tools that were called.")
     arguments: float = Field(
         default=0.5, ge=0, description="Weight of the share of expected arguments that are correct."
     )
     efficiency: float = Field(default=0.1, ge=0, description="Weight of call efficiency: expected calls ÷ calls made.")
-    rubric: float = Field(default=1.0, ge=0, description="Weight of the judge's grade, for tasks with a rubric.")
-    check: float = Field(default=1.0, ge=0, description="Weight of the result of a task's own Python check.")
-    invalid_call: float = Field(default=0.05, ge=0, description="Penalty per invalid call.")
-    unanswered: float = Field(
-        default=0.05, ge=0, description="Penalty if a turn or token limit ends the episode without an answer."
+    penalty: float = Field(
+        default=0.05,
+        ge=0,
+        description="Penalty per invalid call, and if a turn or token limit ends the episode without an answer.",
     )
     judge: JudgeConfig | None = Field(default=None, description="Model that grades the answers to tasks with a rubric.")
     functions: dict[str, RewardFunctionConfig] = Field(
@@ -327,7 +336,7 @@ class RewardsConfig(Section):
     @model_validator(mode="after")
     def _functions_have_names_of_their_own(self) -> RewardsConfig:
         for name in self.functions:
-            if name in RewardsConfig.model_fields or not name.isidentifier():
+            if name in (*RewardsConfig.model_fields, *_GRADES, *_PENALTIES) or not name.isidentifier():
                 raise ValueError(
                     f"a reward function cannot be named {name!r}: choose a Python identifier that is not the name of "
                     "a built-in part"
@@ -336,7 +345,7 @@ class RewardsConfig(Section):
 
     def weight_of(self, part: str) -> float:
         function = self.functions.get(part)
-        return float(getattr(self, part)) if function is None else function.weight
+        return float(getattr(self, "answer" if part in _GRADES else part)) if function is None else function.weight
 
 
 class LearnerConfig(Section):
@@ -356,7 +365,6 @@ class LearnerConfig(Section):
     warmup_steps: int = Field(
         default=0, ge=0, description="Optimizer steps over which the learning rate warms up linearly."
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of AdamW.")
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="Maximum gradient norm; null: no clipping.")
     lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
@@ -507,12 +515,9 @@ class AlgorithmConfig(Section):
         default="grpo",
         description=(
             "grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: the same without "
-            "the division; rloo: reward minus the mean of the other members; gae: relative to a value head; or "
-            "your own function, such as advantages.py:name."
+            "the division; rloo: reward minus the mean of the other members; gae: relative to a value head, "
+            "normalized over the batch; or your own function, such as advantages.py:name."
         ),
-    )
-    whiten: bool = Field(
-        default=False, description="Normalize advantages over the batch to mean 0 and standard deviation 1."
     )
     loss: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_loss)] = Field(
         default="ppo",
@@ -530,22 +535,14 @@ class AlgorithmConfig(Section):
     )
     clip_low: float = Field(default=0.2, gt=0, le=1, description="Ratios are clipped below 1 − clip_low.")
     clip_high: float = Field(default=0.2, gt=0, description="Ratios are clipped above 1 + clip_high.")
-    dual_clip: float | None = Field(
-        default=None,
-        gt=1,
-        description="Limit on the loss of a token with negative advantage, as a multiple of |advantage|; null: none.",
-    )
     ratio_gate: _Gate | None = Field(
         default=None, description="Tokens whose ratio is outside this range, such as [0.25, 4.0], carry no loss."
     )
     old_logprobs: Literal["sampled", "recomputed"] = Field(
         default="sampled",
         description="Denominator of the ratio. sampled: the sampler's logprobs; recomputed: the learner's logprobs "
-        "before the update, with an importance weight per token that corrects for the difference (use it "
-        "with bfloat16 or stale weights).",
-    )
-    max_importance: float = Field(
-        default=2.0, ge=1, description="Upper limit on the importance weight (only with old_logprobs=recomputed)."
+        "before the update, with an importance weight per token, of at most 2, that corrects for the difference (use "
+        "it with bfloat16 or stale weights).",
     )
     entropy: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     masks: Literal["exact", "text", "none"] = Field(
@@ -596,8 +593,6 @@ class AlgorithmConfig(Section):
     def _settings_belong_together(self) -> AlgorithmConfig:
         if self.ratio_gate is not None and not 0 <= self.ratio_gate[0] < 1 < self.ratio_gate[1]:
             raise ValueError("ratio_gate needs a number below 1 and a number above 1, such as [0.25, 4.0]")
-        if self.dual_clip is not None and self.loss != "ppo":
-            raise ValueError("dual_clip applies only to the ppo loss")
         if self.has_critic and self.refill_rounds:
             raise ValueError(
                 "refill_rounds does not apply to gae, because a value head does not compare the episodes of a group"
@@ -633,11 +628,7 @@ class ModelConfig(Section):
 class VllmConfig(Section):
     """The vLLM server that mcprl starts."""
 
-    max_sequences: int = Field(
-        default=64, ge=1, description="Maximum number of sequences that vLLM decodes concurrently."
-    )
     memory_fraction: float = Field(default=0.5, gt=0, lt=1, description="Share of GPU memory for vLLM.")
-    cpu_cache_gib: int = Field(default=1, ge=1, description="Size of the KV cache in GiB if vLLM runs on a CPU.")
     merge_adapters: bool = Field(
         default=False,
         description=(
@@ -645,6 +636,14 @@ class VllmConfig(Section):
             "because bfloat16 would round off most of a small adapter."
         ),
     )
+
+    @property
+    def cpu_cache_gib(self) -> int:
+        """Return the size of the KV cache if vLLM runs on a CPU, which vLLM reads from this variable."""
+        given = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+        if not given.isdecimal():
+            raise BadValueError(f"VLLM_CPU_KVCACHE_SPACE is {given!r}", fix="set it to a whole number of GiB")
+        return int(given)
 
 
 # Other trainers allow these settings. They make ratios wrong, because tokens are sampled from another distribution.
@@ -726,18 +725,11 @@ class SftConfig(Section):
     learning_rate: float = Field(
         default=2e-4, gt=0, description="Learning rate for fine-tuning, instead of learner.learning_rate."
     )
-    validation: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description=(
-            "Share of conversations held out to measure the validation loss; conversations of validation tasks are "
-            "always held out."
-        ),
-    )
-    validate_every: int = Field(
-        default=10, ge=1, description="Number of steps between validations; each validation also saves a checkpoint."
-    )
+
+    @property
+    def validate_every(self) -> int:
+        """Return the steps between validations, each of which saves a checkpoint. A short run has at least four."""
+        return max(1, min(10, self.steps // 4))
 
 
 class RateSettings(Section):
@@ -814,9 +806,6 @@ class ServerSettings(Section):
             "port."
         ),
     )
-    start_deadline_s: float = Field(
-        default=30.0, gt=0, description="Deadline for starting the server and listing its tools, in seconds."
-    )
     call_deadline_s: float = Field(default=30.0, gt=0, description="Deadline of a call, in seconds.")
     attempts: int = Field(
         default=3,
@@ -892,12 +881,6 @@ class ServersConfig(Section):
 
     file: FilePath | None = Field(
         default=None, description="mcpServers file, in the JSON format used by MCP clients; not needed for replay."
-    )
-    env_file: FilePath | None = Field(
-        default=None,
-        description=(
-            "File of keys, as NAME=value lines; null: .env in the folder where mcprl was started, if it exists."
-        ),
     )
     pins: FilePath | None = Field(
         default=None, description="File written by `mcprl tools pin`; the run stops if the tools differ from it."

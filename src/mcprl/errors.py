@@ -360,7 +360,7 @@ class ToolsChangedError(ConfigurationError, code="E-TOOL-006"):
 class MissingKeyError(ConfigurationError, code="E-TOOL-007"):
     """A server needs a key that is neither in the environment nor in the key file.
 
-    Causes: the key was set in another shell; servers.env_file is set to another file; its name has a typo.
+    Causes: the key was set in another shell; the .env file is in another folder; its name has a typo.
     Fix: set the variable in the environment or as a line NAME=value in the key file, or disable the server that needs
     it.
     Example: servers.json needs keys that are not set: FMP_API_KEY (server 'fmp'). Fix: set each in the environment
@@ -480,7 +480,7 @@ class ServerStartError(ToolServerError, code="E-TOOL-010"):
     """A tool server did not start or did not complete the handshake in time. No call was delivered.
 
     Causes: its program is not installed; its port is already in use; the server rejects the key; starting takes longer
-    than servers.settings.NAME.start_deadline_s.
+    than 120 seconds.
     Fix: read the end of its log, logs/NAME.log in the run's folder, or run its command by hand; `mcprl tools list`
     starts only the servers.
     Example: server 'fmp' did not start: command 'npx' not found. Fix: install it, or correct 'command' in the
@@ -560,7 +560,7 @@ class SamplerStartError(InfrastructureError, code="E-SAMP-010"):
 
     Causes: too little memory for the model and its cache; an incomplete model folder; a version of vLLM that does not
     support the architecture; a slow disk.
-    Fix: read its log, logs/vllm.log in the run's folder; lower sampling.vllm.max_sequences or model.context_tokens.
+    Fix: read its log, logs/vllm.log in the run's folder; lower episodes.max_concurrent or model.context_tokens.
     Example: vLLM was not healthy after 1800 s. Fix: read its log at outputs/a/logs/vllm.log.
     """
 
@@ -651,7 +651,7 @@ class WorkersStartError(InfrastructureError, code="E-WORK-010"):
     """The workers that run episodes could not be started.
 
     Causes: the cluster is not up, or has too few free cores; a node whose Python or mcprl differs from this one.
-    Fix: start the cluster with `ray start --head`, correct workers.address, or lower workers.count; `ray status` shows
+    Fix: start the cluster with `ray start --head`, correct RAY_ADDRESS, or lower workers.count; `ray status` shows
     free cores.
     Example: worker 3 did not start within 120 s. Fix: check with `ray status` whether the cluster has a free core, or
     lower workers.count.

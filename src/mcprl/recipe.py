@@ -125,6 +125,9 @@ CHANGED_SETTINGS = {
     "skyrl.start_deadline_s": "delete it: the server has 15 minutes to start, and its exit is noticed at once",
     "skyrl.request_deadline_s": "delete it: requests of the learner have a fixed deadline of 30 minutes",
     "skyrl.max_restarts": "delete it: the run ends after three recoveries in a row without progress",
+    "sampling.vllm.max_sequences": "set episodes.max_concurrent, which now limits what vLLM decodes at once too",
+    "sampling.vllm.cpu_cache_gib": "delete it, and set VLLM_CPU_KVCACHE_SPACE, vLLM's own variable",
+    "workers.address": "delete it, and set RAY_ADDRESS, Ray's own variable, to the address or to auto",
     "workers.kind": "set workers.count instead: 0 runs episodes in this process, a higher number uses Ray workers",
     "workers.cpus": "delete it: a worker is one process with one core",
     "episodes.max_attempts": "delete it: an episode lost to the infrastructure gets at most 5 attempts",
@@ -132,16 +135,24 @@ CHANGED_SETTINGS = {
         "delete it: it favored short episodes; use training.max_staleness, which overlaps slow episodes with updates"
     ),
     "servers.settings.NAME.spares": "delete it: with isolation per_episode, two spare servers are always kept ready",
+    "servers.env_file": "delete it, and write the keys to .env in the folder where mcprl is started, or export them",
+    "servers.settings.NAME.start_deadline_s": "delete it: a server has 120 seconds to start",
     "servers.settings.NAME.retry": "write attempts: 3 instead of retry: {attempts: 3}; waiting times are fixed",
     "servers.settings.NAME.breaker": "delete it: after 5 failures in a row, a server gets no calls for 5 seconds",
     "servers.settings.NAME.errors.tools": (
         "delete it: a rule applies to all tools, so use `match` to distinguish their results"
     ),
+    "rewards.rubric": "delete it: the judge's grade has the weight of rewards.answer",
+    "rewards.invalid_call": "set rewards.penalty, per invalid call and for an episode cut off without an answer",
+    "rewards.unanswered": "set rewards.penalty, per invalid call and for an episode cut off without an answer",
     "rewards.clip_low": "delete it: rewards are clipped to [-1, 1]",
     "rewards.clip_high": "delete it: rewards are clipped to [-1, 1]",
     "rewards.judge.deadline_s": "delete it: grading has a fixed deadline of 60 seconds",
     "rewards.judge.cache": "delete it: a run keeps its grades in memory",
     "algorithm.constant_tokens": "delete it: algorithm.aggregation=constant divides by model.context_tokens",
+    "algorithm.whiten": "delete it: gae normalizes its advantages over the batch, the others do not",
+    "algorithm.dual_clip": "delete it, or write a loss of your own (algorithm.loss: losses.py:name)",
+    "algorithm.max_importance": "delete it: an importance weight is at most 2",
     "algorithm.dead_groups": "set algorithm.refill_rounds instead: 0 for keep, 2 for refill",
     "algorithm.max_refills": "rename it to algorithm.refill_rounds",
     "algorithm.kl.place": "delete it: algorithm.kl.estimator=k1 penalizes the reward, k2 and k3 penalize the loss",
@@ -153,6 +164,7 @@ CHANGED_SETTINGS = {
     "algorithm.kl.sync_every": "rename it to algorithm.kl.lag",
     "algorithm.critic.coefficient": "delete it: the value loss has weight 0.5; tune algorithm.critic.learning_rate",
     "algorithm.critic.clip": "delete it: a value may change by at most 0.2 per update",
+    "learner.weight_decay": "delete it: AdamW runs without weight decay",
     "learner.offload_reference": (
         "delete it: the reference stays on the GPU; to save memory, set learner.tuning to lora"
     ),

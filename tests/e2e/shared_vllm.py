@@ -114,7 +114,7 @@ class SharedVllm:
     @property
     def sampling(self) -> SamplingConfig:
         # Merging, since layers that could take an adapter are slow.
-        return SamplingConfig(vllm=VllmConfig(max_sequences=MAX_SEQUENCES, merge_adapters=True))
+        return SamplingConfig(vllm=VllmConfig(merge_adapters=True))
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Any:
         """Run it in the server's own event loop; a future of its result."""
@@ -128,14 +128,28 @@ class SharedVllm:
             yield
 
     async def _lend(
-        self, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, turn_deadline_s: float, log: Path
+        self,
+        model: ModelConfig,
+        sampling: SamplingConfig,
+        learner: LearnerConfig,
+        *,
+        max_sequences: int,
+        turn_deadline_s: float,
+        log: Path,
     ) -> VllmProcess:
-        del turn_deadline_s  # of a test; the shared server has its own
-        wanted = server_argv(model, sampling, learner, socket=Path())
-        shared = server_argv(self.model, self.sampling, LearnerConfig(), socket=Path())
+        del max_sequences, turn_deadline_s  # of a test; the shared server has its own
+        wanted = server_argv(model, sampling, learner, max_sequences=MAX_SEQUENCES, socket=Path())
+        shared = server_argv(self.model, self.sampling, LearnerConfig(), max_sequences=MAX_SEQUENCES, socket=Path())
         assert wanted == shared, f"another vLLM than the shared one: {set(wanted) ^ set(shared)}"
         if self._server is None:
-            start = self._reached(self.model, self.sampling, LearnerConfig(), turn_deadline_s=ANSWER_S, log=self.log)
+            start = self._reached(
+                self.model,
+                self.sampling,
+                LearnerConfig(),
+                max_sequences=MAX_SEQUENCES,
+                turn_deadline_s=ANSWER_S,
+                log=self.log,
+            )
             self._server = await asyncio.wrap_future(self.submit(start))
             self.starts += 1
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from shared_vllm import ANSWER_S, forwarded
+from shared_vllm import ANSWER_S, MAX_SEQUENCES, forwarded
 
 from mcprl.config import EpisodesConfig, LearnerConfig, RunConfig, ServersConfig, TasksConfig
 from mcprl.episodes.endpoint import EndpointSettings
@@ -65,7 +65,12 @@ async def test_an_endpoint_scores_what_the_built_in_player_scores(shared_vllm, t
     with shared_vllm.lent():
         own = (await evaluate(Request(config=config, suite=suite), Silent(), logs=tmp_path / "own")).evaluation
         sampler = VllmSampler(
-            shared_vllm.model, sampling, LearnerConfig(), turn_deadline_s=ANSWER_S, log=tmp_path / "vllm.log"
+            shared_vllm.model,
+            sampling,
+            LearnerConfig(),
+            max_sequences=MAX_SEQUENCES,
+            turn_deadline_s=ANSWER_S,
+            log=tmp_path / "vllm.log",
         )
         async with sampler, forwarded(sampler.socket) as url:
             # The server has no parser of calls; they are read from the text.

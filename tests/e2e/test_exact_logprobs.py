@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from mcp import Client
-from shared_vllm import ANSWER_S, SharedVllm
+from shared_vllm import ANSWER_S, MAX_SEQUENCES, SharedVllm
 from transformers import AutoModelForCausalLM
 
 from mcprl.chat import Chat, load_chat
@@ -151,7 +151,9 @@ async def collect(vllm: SharedVllm, chat: Chat, log: Path) -> Sampled:
     tools = await market_tools()
     assert len(tools) == 25
     asked = requests(chat, tools)
-    async with VllmSampler(vllm.model, vllm.sampling, LearnerConfig(), turn_deadline_s=ANSWER_S, log=log) as sampler:
+    async with VllmSampler(
+        vllm.model, vllm.sampling, LearnerConfig(), max_sequences=MAX_SEQUENCES, turn_deadline_s=ANSWER_S, log=log
+    ) as sampler:
 
         async def answers(to: list[SampleRequest]) -> list[tuple[SampleRequest, Completion]]:
             return list(zip(to, await asyncio.gather(*(sampler.sample(request) for request in to)), strict=True))

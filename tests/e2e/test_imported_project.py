@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "recorded" / "conversations.jsonl"
 DATA = ROOT.parent / "shared" / "data"
 DEADLINE_S = 1200  # only a hang takes so long
-# The tiny model has no longer context. Servers start in the test's own environment, beside other work.
+# The tiny model has no longer context.
 SMALL = {
     "engine": "transformers",
     "model": {"dtype": "float32", "context_tokens": 4096},
@@ -28,15 +28,12 @@ SMALL = {
     "sft": {"steps": 1, "batch_size": 2},
     "training": {"steps": 1, "tasks_per_step": 1},
 }
-PATIENT = {"start_deadline_s": 300}
 
 
-def make_small(recipe: Path, servers: Sequence[str]) -> None:
+def make_small(recipe: Path) -> None:
     settings = yaml.safe_load(recipe.read_text())
     for section, values in SMALL.items():
         settings[section] = settings.get(section, {}) | values if isinstance(values, dict) else values
-    for server in servers:
-        settings["servers"]["settings"].setdefault(server, {}).update(PATIENT)
     recipe.write_text(yaml.safe_dump(settings))
 
 
@@ -50,12 +47,12 @@ def run(folder: Path, *arguments: object) -> str:
     return done.stdout
 
 
-def follow_the_guide(folder: Path, files: Sequence[Path], model: Path, servers: Sequence[str]) -> str:
+def follow_the_guide(folder: Path, files: Sequence[Path], model: Path) -> str:
     """Import, examine, solve, imitate and train. Returns what the import printed."""
     imported = run(folder, "tasks", "import", *files, "--out", "imported/quotes", "--model", model)
     project = folder / "imported" / "quotes"
     recipe = project / "recipe.yaml"
-    make_small(recipe, servers)
+    make_small(recipe)
 
     findings = json.loads(run(folder, "doctor", recipe, "--fast", "--json"))["findings"]
     found = {each["check"]: each for each in findings}
@@ -80,7 +77,7 @@ def follow_the_guide(folder: Path, files: Sequence[Path], model: Path, servers: 
 
 
 def test_the_example_goes_through_the_guide(tmp_path, tiny_qwen3):
-    printed = follow_the_guide(tmp_path, [EXAMPLE], tiny_qwen3, servers=["slack"])
+    printed = follow_the_guide(tmp_path, [EXAMPLE], tiny_qwen3)
     assert "9 rows: 7 usable, 7 with proven checks" in printed
 
 
@@ -89,5 +86,5 @@ def test_the_users_files_go_through_the_guide(tmp_path, tiny_qwen3):
     files = sorted(DATA.glob("*.json"))
     if not files:
         pytest.skip("../shared/data is missing: put the user's SkyRL files there")
-    printed = follow_the_guide(tmp_path, files, tiny_qwen3, servers=["slack", "python"])
+    printed = follow_the_guide(tmp_path, files, tiny_qwen3)
     assert "132 rows: 76 usable, 65 with proven checks" in printed

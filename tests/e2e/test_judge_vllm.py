@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from shared_vllm import ANSWER_S, forwarded
+from shared_vllm import ANSWER_S, MAX_SEQUENCES, forwarded
 
 from mcprl.config import JudgeConfig, LearnerConfig
 from mcprl.episodes import Judge
@@ -32,7 +32,12 @@ async def test_a_small_model_behind_vllm_gives_grades(shared_vllm, tmp_path, mon
     monkeypatch.setattr("mcprl.episodes.judge._DEADLINE_S", 600.0)
     # Whether a model of 135M parameters grades well is not the question: it must not be able to reply anything else.
     sampler = VllmSampler(
-        shared_vllm.model, shared_vllm.sampling, LearnerConfig(), turn_deadline_s=ANSWER_S, log=tmp_path / "vllm.log"
+        shared_vllm.model,
+        shared_vllm.sampling,
+        LearnerConfig(),
+        max_sequences=MAX_SEQUENCES,
+        turn_deadline_s=ANSWER_S,
+        log=tmp_path / "vllm.log",
     )
     with shared_vllm.lent():
         async with sampler, forwarded(sampler.socket) as url:

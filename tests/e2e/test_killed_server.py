@@ -7,7 +7,6 @@ import os
 import signal
 
 import pytest
-from shared_vllm import MAX_SEQUENCES
 
 from mcprl.recipe import load_recipe
 from mcprl.records import LostEpisode
@@ -65,7 +64,6 @@ async def test_a_server_killed_during_a_run_is_restarted_and_its_episode_run_aga
         "training.tasks_per_step=4",
         "algorithm.warm_start.weight=0",  # the first call is to be one of the policy's
         "episodes.group_size=2",
-        f"sampling.vllm.max_sequences={MAX_SEQUENCES}",
     ]
     config = load_recipe(root / "recipes" / "hello-cpu.yaml", overrides)
     listener, killed = Listener(), []

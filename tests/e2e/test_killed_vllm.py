@@ -21,7 +21,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from shared_vllm import ANSWER_S
 from transformers import AutoModelForCausalLM
 
-from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
+from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
 from mcprl.records import Weights
 from mcprl.samplers import Completion, SampleRequest
 from mcprl.samplers.vllm import VllmSampler
@@ -103,8 +103,9 @@ async def observe(model: Path, adapters: list[Weights], log: Path) -> Observed:
     logger.addHandler(noticed)
     sampler = VllmSampler(
         ModelConfig(path=str(model), dtype="float32", context_tokens=256),
-        SamplingConfig(vllm=VllmConfig(max_sequences=TURNS_AT_ONCE)),
+        SamplingConfig(),
         LearnerConfig(lora_rank=4),
+        max_sequences=TURNS_AT_ONCE,
         turn_deadline_s=ANSWER_S,
         log=log,
     )

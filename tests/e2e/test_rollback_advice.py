@@ -39,7 +39,7 @@ def recipe(taught_qwen3: Path, tmp_path: Path) -> Path:
         "engine": "transformers",
         "sampling": {"max_tokens": 10},
         "episodes": {"group_size": 6},
-        "rewards": {"arguments": 1.0, "calls": 0.0, "efficiency": 0.0, "unanswered": 0.0},
+        "rewards": {"arguments": 1.0, "calls": 0.0, "efficiency": 0.0, "penalty": 0.0},
         "algorithm": {"minibatches": 1, "min_learnable_tokens": 1},
         "learner": {"lora_rank": 4, "learning_rate": SOUND_RATE, "max_parity_error": 1e-4},
         "training": {"steps": 3, "tasks_per_step": 4, "keep_checkpoints": 1, "outputs": str(tmp_path / "outputs")},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from shared_vllm import ANSWER_S
+from shared_vllm import ANSWER_S, MAX_SEQUENCES
 from transformers import AutoModelForCausalLM
 
 from mcprl.config import LearnerConfig
@@ -44,6 +44,7 @@ async def test_a_server_that_is_given_back_is_as_it_was_started(shared_vllm, ada
             shared_vllm.model,
             shared_vllm.sampling,
             LearnerConfig(),
+            max_sequences=MAX_SEQUENCES,
             turn_deadline_s=ANSWER_S,
             log=tmp_path / "vllm.log",
         )

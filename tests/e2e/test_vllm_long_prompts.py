@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from shared_vllm import ANSWER_S
+from shared_vllm import ANSWER_S, MAX_SEQUENCES
 
 from mcprl.config import LearnerConfig
 from mcprl.samplers import SampleRequest
@@ -31,7 +31,12 @@ async def test_prompts_that_do_not_fit_into_one_batch_are_all_answered(shared_vl
     with shared_vllm.lent():
         log = tmp_path / "vllm.log"
         async with VllmSampler(
-            shared_vllm.model, shared_vllm.sampling, LearnerConfig(), turn_deadline_s=ANSWER_S, log=log
+            shared_vllm.model,
+            shared_vllm.sampling,
+            LearnerConfig(),
+            max_sequences=MAX_SEQUENCES,
+            turn_deadline_s=ANSWER_S,
+            log=log,
         ) as sampler:
             completions = await asyncio.gather(*(sampler.sample(request) for request in requests))
     assert [len(completion.token_ids) for completion in completions] == [2] * NUM_PROMPTS

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from shared_vllm import ANSWER_S
 from transformers import AutoModelForCausalLM
 
-from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
+from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
 from mcprl.errors import BadValueError, McprlError
 from mcprl.records import Weights
 from mcprl.samplers import Completion, SampleRequest
@@ -92,8 +92,9 @@ def sampler_of(model: Path, log: Path) -> VllmSampler:
     settings = ModelConfig(path=str(model), dtype="float32", context_tokens=256)
     return VllmSampler(
         settings,
-        SamplingConfig(vllm=VllmConfig(max_sequences=8)),
+        SamplingConfig(),
         LearnerConfig(tuning="full"),
+        max_sequences=8,
         turn_deadline_s=ANSWER_S,
         log=log,
     )

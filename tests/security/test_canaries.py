@@ -120,7 +120,7 @@ class Remains:
 
 
 def write_servers(folder: Path) -> tuple[Path, Path, dict[str, ServerSettings]]:
-    """An mcpServers file, its file of keys, and the settings of its servers."""
+    """An mcpServers file and the settings of its servers, with a file of keys beside it."""
     environment = {name: f"${{{name}}}" for name in {**IN_FILE, **IN_ENVIRONMENT}}
     environment |= {**IN_ENTRY, "LEAK_MORE": base64.b64encode(json.dumps(LEAKED_TOO).encode()).decode()}
     servers = {
@@ -140,7 +140,7 @@ def write_servers(folder: Path) -> tuple[Path, Path, dict[str, ServerSettings]]:
         "missing": {"command": f"/nowhere/{IN_FILE['CANARY_01_KEY']}", "env": environment},
         "nobody": {"url": f"http://ada:{URL_PASSWORD}@127.0.0.1:9/mcp?api_key={PARAMETER}"},
     }
-    file, keys = folder / "servers.json", folder / "keys.env"
+    file, keys = folder / "servers.json", folder / ".env"
     file.write_text(json.dumps({"mcpServers": servers}))
     keys.write_text("".join(f'{name}="{value}"\n' for name, value in IN_FILE.items()))
     shared = {"attempts": 1, "max_result_bytes": 8192, "read_only": ["leak_text"]}
@@ -150,9 +150,8 @@ def write_servers(folder: Path) -> tuple[Path, Path, dict[str, ServerSettings]]:
         "leaky": ServerSettings.model_validate({**shared, "errors": [rule]}),
         "web": ServerSettings.model_validate({**shared, "start": start, "deny": []}),
         "dying_web": ServerSettings.model_validate({"start": [*start, "--die"]}),
-        "dumb": ServerSettings(start_deadline_s=60),
     }
-    return file, keys, settings
+    return file, settings
 
 
 async def live(specs: dict[str, ServerSpec], remains: Remains, folder: RunFolder) -> None:
@@ -214,7 +213,7 @@ def record(folder: RunFolder, observations: list[Observation]) -> None:
 def remains(tmp_path_factory: pytest.TempPathFactory) -> Remains:
     """One run with all the leaks."""
     folder = tmp_path_factory.mktemp("canaries")
-    file, keys, settings = write_servers(folder)
+    file, settings = write_servers(folder)
     config = load_recipe(RECIPE, [f"training.outputs={folder / 'outputs'}"])
     run_folder = RunFolder.create(config)
     remains = Remains(run_folder.path)
@@ -228,8 +227,9 @@ def remains(tmp_path_factory: pytest.TempPathFactory) -> Remains:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in IN_ENVIRONMENT.items():
                 patch.setenv(name, value)
+            patch.chdir(folder)
             patch.setattr(breaker, "FAILURES", 1000)  # every call is made, however many fail
-            specs = {spec.name: spec for spec in load_server_specs(file, settings, keys)}
+            specs = {spec.name: spec for spec in load_server_specs(file, settings)}
             asyncio.run(live(specs, remains, run_folder))
     finally:
         root.removeHandler(handler)

@@ -47,7 +47,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 
 def served(isolation: Isolation) -> ServerSpec:
-    settings = ServerSettings(attempts=1, start_deadline_s=120.0, call_deadline_s=60.0)
+    settings = ServerSettings(attempts=1, call_deadline_s=60.0)
     return ServerSpec(
         name="python", command=sys.executable, args=("-c", SERVER, isolation.value), env={}, settings=settings
     )

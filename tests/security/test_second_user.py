@@ -84,7 +84,7 @@ async def test_an_mcp_server_that_a_run_starts_over_http_answers_nobody_else(tmp
     spec = ServerSpec(
         name="directory",
         url="http://127.0.0.1:{port}/mcp",
-        settings=ServerSettings(start=start, start_deadline_s=300, call_deadline_s=60),
+        settings=ServerSettings(start=start, call_deadline_s=60),
     )
     async with Toolbox([spec], log_dir=tmp_path) as toolbox:
         pid = only(pid for pid in _children() if "serve" in _words(pid))

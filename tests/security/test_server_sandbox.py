@@ -77,7 +77,7 @@ async def reached(spec: ServerSpec, targets: dict[str, Any], logs: Path) -> dict
 
 
 def spec_with(sandbox: SandboxSettings | None, *args: str) -> ServerSpec:
-    settings = ServerSettings(sandbox=sandbox, start_deadline_s=120, call_deadline_s=120)
+    settings = ServerSettings(sandbox=sandbox, call_deadline_s=120)
     return ServerSpec(name="hostile", command=sys.executable, args=("-I", str(SERVER), *args), settings=settings)
 
 

@@ -58,7 +58,7 @@ def test_a_recipe_with_only_the_required_settings_loads(recipe):
         ("sed: 3\n", 1, "sed", "seed"),
         ("trainin:\n  steps: 3\n", 1, "trainin", "training"),
         ("sampling:\n  stop: [a]\n  temprature: 0.7\n", 3, "sampling.temprature", "temperature"),
-        ("sampling:\n  vllm:\n    max_sequence: 3\n", 3, "sampling.vllm.max_sequence", "max_sequences"),
+        ("sampling:\n  vllm:\n    memory_fractio: 0.3\n", 3, "sampling.vllm.memory_fractio", "memory_fraction"),
     ],
 )
 def test_a_wrong_key_is_refused_with_its_line_and_the_nearest_setting(recipe, extra, line, key, suggestion):
@@ -276,10 +276,10 @@ def test_overrides_reach_nested_settings_and_the_last_one_wins(recipe):
     path = recipe("sampling:\n  temperature: 0.5\n")
     config = load_recipe(
         path,
-        ["sampling.temperature=0.7", "sampling.vllm.max_sequences=3", "training.steps=5", "training.steps=6"],
+        ["sampling.temperature=0.7", "sampling.vllm.memory_fraction=0.3", "training.steps=5", "training.steps=6"],
     )
     assert config.sampling.temperature == 0.7
-    assert config.sampling.vllm.max_sequences == 3
+    assert config.sampling.vllm.memory_fraction == 0.3
     assert config.training.steps == 6
 
 
@@ -291,9 +291,9 @@ def test_an_override_creates_sections_that_the_file_lacks_or_leaves_empty(recipe
 
 def test_an_override_takes_lists_mappings_and_nothing(recipe):
     path = recipe("sampling:\n  stop: [a]\n")
-    config = load_recipe(path, ["sampling.stop=[x, y]", "sampling.vllm={max_sequences: 2}", "tasks.preamble="])
+    config = load_recipe(path, ["sampling.stop=[x, y]", "sampling.vllm={memory_fraction: 0.2}", "tasks.preamble="])
     assert config.sampling.stop == ("x", "y")
-    assert config.sampling.vllm.max_sequences == 2
+    assert config.sampling.vllm.memory_fraction == 0.2
     assert config.tasks.preamble is None
 
 

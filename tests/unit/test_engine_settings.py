@@ -44,11 +44,6 @@ UNFIT = {
     "stop texts": ({"sampling": {"stop": ("</tool_call>",), "constrain": "off"}}, "stop texts", "empty"),
     "grammars": ({"sampling": {"constrain": "calls"}}, "grammars", "off"),
     "async on jax": (ASYNC, "sampling from older weights", "to 0"),
-    "weight decay on fsdp": (
-        {"skyrl": {"backend": "fsdp", **URL}, "learner": {"weight_decay": 0.1, "max_grad_norm": None}},
-        "weight decay per request",
-        "configure the server",
-    ),
     "fsdp started here": ({"skyrl": {"backend": "fsdp"}}, "backend fsdp on a server that mcprl starts", "skyrl.url"),
 }
 

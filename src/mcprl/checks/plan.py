@@ -330,7 +330,7 @@ def _parts(
 
     driver_s, worker_s = shape.turns * constants.driver_turn_s, shape.turns * constants.worker_turn_s
     # A sequence gets an equal share of a full batch.
-    stream_s = shape.sampled_tokens * config.sampling.vllm.max_sequences / sampler_rate
+    stream_s = shape.sampled_tokens * alive / sampler_rate
     path_s = shape.calls * shape.tool_s + stream_s + driver_s + worker_s
     limited = alive < episodes * (1 + ahead)
     setting = "episodes.max_concurrent" if limited else "training.max_staleness=1, faster tools, fewer turns"

@@ -180,8 +180,7 @@ def _open_lease(
             toolbox = stack.enter_context(portal.wrap_async_context_manager(opening))
             require_tools([task], toolbox.catalog)
             require_worlds([task], toolbox)
-            code, env_file = code_of(rewards, [task]), servers.env_file
-            opening = open_functions(rewards, toolbox.catalog, env_file=env_file, logs=logs, code=code)
+            opening = open_functions(rewards, toolbox.catalog, logs=logs, code=code_of(rewards, [task]))
             functions = stack.enter_context(portal.wrap_async_context_manager(opening))
             leasing = lease_for(task, toolbox, lives_s=lives_s, rewards=rewards)
             access = stack.enter_context(portal.wrap_async_context_manager(leasing))
@@ -227,8 +226,8 @@ class _Game:
             share = rewards.weight_of(name) / total
             table.add_row(name, f"{parts[name]:.3f}", f"{share:.3f}", f"{share * parts[name]:+.3f}")
         for name in PENALTIES:
-            weight = getattr(rewards, name)
-            table.add_row(name, f"{parts[name]:g}", f"{-weight:.3f}", f"{0.0 - weight * parts[name]:+.3f}")
+            cost = 0.0 - rewards.penalty * parts[name]
+            table.add_row(name, f"{parts[name]:g}", f"{-rewards.penalty:.3f}", f"{cost:+.3f}")
         table.add_row("total", "", "", f"{self._environment.reward:+.3f}", style="bold")
         self._console.print(table)
         solved = succeeded(parts)

@@ -341,13 +341,12 @@ async def _ask_servers(
             tools = tuple(toolbox.catalog)
             if not gold:
                 break
-            env_file = None if config is None else config.servers.env_file
-            trials += await _play(members, toolbox, rewards, episodes, env_file)
+            trials += await _play(members, toolbox, rewards, episodes)
     return tools, tuple(trials)
 
 
 async def _play(
-    tasks: Sequence[Task], toolbox: Toolbox, rewards: RewardsConfig, episodes: EpisodesConfig, env_file: Path | None
+    tasks: Sequence[Task], toolbox: Toolbox, rewards: RewardsConfig, episodes: EpisodesConfig
 ) -> tuple[Trial, ...]:
     """Run the solutions of those tasks that have one and whose tools all exist."""
     from mcprl.cli.options import temporary_logs
@@ -366,7 +365,7 @@ async def _play(
     rewards = rewards.model_copy(update={"functions": {}})
     code = code_of(rewards, playable)
     with temporary_logs() as logs:
-        async with open_functions(rewards, toolbox.catalog, env_file=env_file, logs=logs, code=code) as functions:
+        async with open_functions(rewards, toolbox.catalog, logs=logs, code=code) as functions:
             return await play_gold(playable, toolbox, rewards, episodes=episodes, functions=functions)
 
 

@@ -7,7 +7,7 @@ need:
 
 - mcprl of the same version, under the same Python, with the extra `ray` and those of the recipe;
 - the folder in which the run was started, with the files that its recipe names, at the same path;
-- the keys of its tool servers, in `servers.env_file` or in the environment in which Ray was started on the node.
+- the keys of its tool servers, in `.env` or in the environment in which Ray was started on the node.
 
 The logs of a worker's tool servers are on its node, in the folder `worker-N` of the run's logs.
 """
@@ -70,6 +70,7 @@ _CLOSE_S = 20.0
 _OBJECT_STORE_BYTES = 100 * 2**20
 # By default Ray reports usage to its authors, collects metrics that are not used here, and lowers the priority of its
 # workers and their tool servers.
+_ADDRESS = "RAY_ADDRESS"  # Ray's own variable for the address of a cluster that is already running
 _RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -517,7 +518,7 @@ def _secure(config: RunConfig) -> None:
     that others can read under the usual umask. Nothing changes for a cluster that somebody else started, or if Ray is
     already loaded, because it has already read its settings.
     """
-    if config.workers.address is not None or "ray" in sys.modules:
+    if os.environ.get(_ADDRESS) or "ray" in sys.modules:
         return
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # also applies to Linux, despite its name
     os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -544,24 +545,25 @@ def _connect(config: RunConfig, folder: Path) -> bool:
     ray = _load_ray()
     if ray.is_initialized():
         return False
-    workers = config.workers
+    address = os.environ.get(_ADDRESS)
     own = {
-        "num_cpus": max(os.cpu_count() or 1, workers.count),
+        "num_cpus": max(os.cpu_count() or 1, config.workers.count),
         "object_store_memory": _OBJECT_STORE_BYTES,
         "include_dashboard": False,
         "_temp_dir": str(folder / "ray"),
     }
     try:
         ray.init(
-            address=workers.address or "local",
+            address=address or "local",
             log_to_driver=False,
             logging_level=logging.ERROR,
-            **({} if workers.address is not None else own),
+            **({} if address else own),
         )
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise WorkersStartError(
-            f"Ray at {workers.address or 'this machine'} cannot be used: {_first_line(error)}",
-            fix="start the cluster (ray start --head), set workers.address to its address, or set it to null",
+            f"Ray at {address or 'this machine'} cannot be used: {_first_line(error)}",
+            fix=f"start the cluster (ray start --head), set the environment variable {_ADDRESS} to its address, or "
+            "unset it",
         ) from error
     return True
 

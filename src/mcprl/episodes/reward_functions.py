@@ -308,7 +308,7 @@ def code_of(rewards: RewardsConfig, tasks: Sequence[Task]) -> Code:
 
 @asynccontextmanager
 async def open_functions(
-    rewards: RewardsConfig, catalog: Catalog, *, env_file: Path | None, logs: Path, code: Code
+    rewards: RewardsConfig, catalog: Catalog, *, logs: Path, code: Code
 ) -> AsyncGenerator[RewardFunctions | None]:
     """Start the functions of `code_of(rewards, tasks)`. Yields None if there are none.
 
@@ -319,7 +319,7 @@ async def open_functions(
         return
     functions = rewards.functions
     catalog.require([tool for one in functions.values() for tool in one.probes], wanted_by="rewards.functions")
-    environment, log = load_keys(env_file), logs / "rewards.log"
+    environment, log = load_keys(), logs / "rewards.log"
     async with RewardFunctions(functions, environment=environment, log=log, code=code) as opened:
         yield opened
 

@@ -119,7 +119,7 @@ def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
             else "give the task an answer, calls or a state",
         )
     value = sum(weight * part for weight, part in present) / total
-    value -= sum(float(getattr(weights, name)) * parts[name] for name in PENALTIES)
+    value -= weights.penalty * sum(parts[name] for name in PENALTIES)
     return round(min(max(value, -1.0), 1.0) * _GRID) / _GRID
 
 

@@ -122,9 +122,8 @@ async def _open_graders(
     async with AsyncExitStack() as stack:
         judge = None
         if config.rewards.judge is not None:
-            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
-        env_file = config.servers.env_file
-        opening = open_functions(config.rewards, toolbox.catalog, env_file=env_file, logs=logs, code=code)
+            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys()))
+        opening = open_functions(config.rewards, toolbox.catalog, logs=logs, code=code)
         yield judge, await stack.enter_async_context(opening)
 
 
@@ -299,7 +298,7 @@ async def open_endpoint_runner(
         raise BadValueError(
             "Ray workers cannot use an endpoint", fix="add --set workers.count=0, to run all episodes in this process"
         )
-    client = make_client(settings, load_keys(config.servers.env_file))
+    client = make_client(settings, load_keys())
     async with (
         client,
         _checked(open_toolbox(config.servers, log_dir=logs), tasks, watcher) as toolbox,
@@ -356,6 +355,7 @@ def make_sampler(
         config.model,
         config.sampling,
         config.learner,
+        max_sequences=config.episodes.max_concurrent,
         turn_deadline_s=config.episodes.deadline_s,
         log=logs / "vllm.log",
     )

@@ -14,7 +14,7 @@ from mcprl.config import AlgorithmConfig
 from mcprl.errors import ParityError
 from mcprl.learning.algorithms import divergence, explained_variance, parity_metrics, ratio_metrics
 from mcprl.learning.algorithms.advantages import floats
-from mcprl.learning.algorithms.objective import Outcome, Scores
+from mcprl.learning.algorithms.objective import MAX_IMPORTANCE, Outcome, Scores
 from mcprl.learning.packing import Example, Pack, check_alignment
 from mcprl.records import Columns, Trajectory
 
@@ -193,7 +193,7 @@ class UpdateMetrics:
         if "importance" in self._columns:
             weight_N = self._column("importance")
             found["importance_mean"] = float(weight_N.mean())
-            found["importance_cut_fraction"] = float((weight_N >= algorithm.max_importance).float().mean())
+            found["importance_cut_fraction"] = float((weight_N >= MAX_IMPORTANCE).float().mean())
         if "value" in self._columns:
             found["explained_variance"] = explained_variance(self._column("value"), self._column("return"))
         return found

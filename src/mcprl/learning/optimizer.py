@@ -58,7 +58,7 @@ class Optimisation:
         if critic:
             groups.append({"params": list(critic.values()), "lr": algorithm.critic.learning_rate})
         self.named: dict[str, Tensor] = {**rest, **critic}
-        self.optimiser = AdamW(groups, weight_decay=learner.weight_decay)
+        self.optimiser = AdamW(groups, weight_decay=0.0)
         total = config.training.steps * algorithm.epochs * algorithm.minibatches
 
         self._rate_factor = 1.0

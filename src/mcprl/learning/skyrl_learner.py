@@ -129,7 +129,7 @@ class RemoteOptimisation:
 
     def step(self) -> float | None:
         rows = [row for one in self._policy.scored for row in one.gradient_rows()]
-        adam = AdamStep(learning_rate=self.learning_rate, weight_decay=self._learner.weight_decay)
+        adam = AdamStep(learning_rate=self.learning_rate)
         metrics = self._engine.from_thread(self._engine.learn(rows, adam))
         self._policy.scored.clear()
         self.steps += 1

@@ -31,7 +31,6 @@ from mcprl.tools import Tool
 _LOCATIONS = frozenset({"model.path", "model.adapter", "tasks.train", "servers.file", "servers.cassette"})
 # Settings that change neither the episodes, nor their rewards, nor the weights.
 _WITHOUT_EFFECT_ON_EPISODES = (
-    "servers.env_file",
     "servers.pins",
     "tracking.",
     "training.checkpoint_every",
@@ -50,7 +49,6 @@ _FIXED = {
     "learner.sharding": "the checkpoint has the previous sharding",
     "training.outputs": "a run cannot move to another folder",
     "sft.data": "the run must keep its initial conversations",
-    "sft.validation": "the run must keep its initial conversations",
     "tasks.order": "the checkpoint contains state for the previous task order",
 }
 _FIXED_WITH_SKYRL = dict.fromkeys(

@@ -143,9 +143,11 @@ class VllmSampler:
         sampling: SamplingConfig,
         learner: LearnerConfig,
         *,
+        max_sequences: int,
         turn_deadline_s: float,
         log: Path,
     ) -> None:
+        self._max_sequences = max_sequences
         self._turn_deadline_s = turn_deadline_s
         self._model = model
         self._sampling = sampling
@@ -231,7 +233,12 @@ class VllmSampler:
 
     async def _start(self) -> VllmProcess:
         return await VllmProcess.start(
-            self._model, self._sampling, self._learner, turn_deadline_s=self._turn_deadline_s, log=self._log
+            self._model,
+            self._sampling,
+            self._learner,
+            max_sequences=self._max_sequences,
+            turn_deadline_s=self._turn_deadline_s,
+            log=self._log,
         )
 
     async def _restore(self, server: VllmProcess) -> None:

@@ -124,7 +124,9 @@ def replaces_weights(sampling: SamplingConfig, learner: LearnerConfig) -> bool:
     return learner.tuning == "full" or sampling.vllm.merge_adapters
 
 
-def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, socket: Path) -> list[str]:
+def server_argv(
+    model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, max_sequences: int, socket: Path
+) -> list[str]:
     """Return the server's command line. `--generation-config vllm` ignores the model's default top-p and top-k."""
     if importlib.util.find_spec("vllm") is None:
         raise MissingExtraError(
@@ -138,7 +140,7 @@ def server_argv(model: ModelConfig, sampling: SamplingConfig, learner: LearnerCo
         "--uds": socket,
         "--dtype": model.dtype,
         "--max-model-len": model.context_tokens,
-        "--max-num-seqs": sampling.vllm.max_sequences,
+        "--max-num-seqs": max_sequences,
         "--generation-config": "vllm",
         # Logprobs of the distribution that tokens are sampled from, including the temperature, as in the learner.
         "--logprobs-mode": "processed_logprobs",
@@ -239,14 +241,21 @@ class VllmProcess:
 
     @classmethod
     async def start(
-        cls, model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, turn_deadline_s: float, log: Path
+        cls,
+        model: ModelConfig,
+        sampling: SamplingConfig,
+        learner: LearnerConfig,
+        *,
+        max_sequences: int,
+        turn_deadline_s: float,
+        log: Path,
     ) -> VllmProcess:
         """Start a server and return it once it is healthy. If that fails, clean up and raise SamplerStartError."""
         async with contextlib.AsyncExitStack() as on_failure:
             after_stop = on_failure.enter_context(contextlib.ExitStack())
             folder = after_stop.enter_context(private_folder())
             socket = folder / "vllm.sock"
-            argv = server_argv(model, sampling, learner, socket=socket)
+            argv = server_argv(model, sampling, learner, max_sequences=max_sequences, socket=socket)
             process = await ChildProcess.start(argv, env=server_env(sampling, learner, folder=folder), log=log)
             server = cls(process, socket, deadline_s=turn_deadline_s)
             on_failure.push_async_callback(server.stop)

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import yaml
 
-from mcprl.config import EpisodesConfig, ServerSettings
+from mcprl.config import EpisodesConfig
 from mcprl.conversations import WrittenCall, calls_in, is_answer, text_of
 from mcprl.errors import TaskFileError
 from mcprl.goals import Goal
@@ -54,7 +54,6 @@ _STAND_INS: Final = ("fmp", "polygon", "tavily", "slack", "python")
 _WORLD: Final = 7
 _OPENING: Final = ("system", "developer", "user")
 _EPISODES: Final = EpisodesConfig()
-_PATIENT: Final = ServerSettings(start_deadline_s=300)  # these servers start in this process, and import pandas
 _VALIDATION = re.compile(r"(?i)(?:^|[^a-z])(?:validation|valid|val|dev|test|eval)(?:$|[^a-z])")
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _FILES: Final = {"train": "tasks.jsonl", "validation": "validation.jsonl"}
@@ -253,9 +252,7 @@ async def _shipped_tools() -> dict[str, tuple[ToolDefinition, ...]]:
     """Return the tools of the installed servers that come with mcprl, by server."""
     installed = {entry.name for entry in entry_points(group="mcprl.servers")}
     specs = [
-        ServerSpec(name=name, make=partial(make_server, name, world=_WORLD), settings=_PATIENT)
-        for name in _STAND_INS
-        if name in installed
+        ServerSpec(name=name, make=partial(make_server, name, world=_WORLD)) for name in _STAND_INS if name in installed
     ]
     if not specs:
         return {}

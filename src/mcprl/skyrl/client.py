@@ -62,7 +62,6 @@ class AdamStep:
     """The settings of one optimizer step."""
 
     learning_rate: float
-    weight_decay: float = 0.0
     eps: float = 1e-8
 
 
@@ -163,7 +162,7 @@ class SkyrlClient:
     async def optim_step(self, model: Model, step: AdamStep) -> dict[str, float]:
         """Take one Adam step with the accumulated gradients. Return the server's metrics."""
         adam = types.AdamParams(
-            learning_rate=step.learning_rate, beta1=0.9, beta2=0.999, eps=step.eps, weight_decay=step.weight_decay
+            learning_rate=step.learning_rate, beta1=0.9, beta2=0.999, eps=step.eps, weight_decay=0.0
         )
         output = await self._train("an optimizer step", model, "optim_step", adam)
         return dict(output.metrics or {})

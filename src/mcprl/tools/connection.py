@@ -130,6 +130,9 @@ def asked_wait_s(error: MCPError) -> float | None:
 
 _logger = logging.getLogger(__name__)
 
+START_S = 120.0
+"""Deadline for starting a server and listing its tools. A server that exits is noticed immediately."""
+
 _END_GRACE_S = 0.25
 _SHORT_LIFE_S = 10.0
 _FIRST_BACKOFF_S = 0.1
@@ -317,7 +320,7 @@ class ServerConnection:
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    async with asyncio.timeout(self.spec.settings.start_deadline_s):
+                    async with asyncio.timeout(START_S):
                         session = await self._start(stack)
                     attempt.set_result(session)
                     await self._stay(session)
@@ -429,10 +432,7 @@ class ServerConnection:
             attempt.exception()  # marks the exception as retrieved: the caller may have been cancelled
 
     def _start_error(self, cause: Exception) -> ServerStartError:
-        if isinstance(cause, TimeoutError):
-            what = f"it was not ready within {self.spec.settings.start_deadline_s:g} s"
-        else:
-            what = one_line(cause)
+        what = f"it was not ready within {START_S:g} s" if isinstance(cause, TimeoutError) else one_line(cause)
         tail = log_tail(self.log, self._log_offset)
         sandbox = ""
         if self.spec.settings.sandbox is not None:

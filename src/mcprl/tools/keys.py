@@ -23,21 +23,20 @@ from dotenv.parser import parse_stream
 from mcprl.errors import MissingKeyError, ServerFileError
 from mcprl.secrets import MIN_SECRET_CHARACTERS, SECRETS, looks_secret
 
-_DEFAULT_FILE = ".env"
+_KEY_FILE = Path(".env")  # in the folder where mcprl is started
 _REFERENCE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}")
 _FOREIGN_REFERENCE = re.compile(r"\$\{(?:env:|input:|[A-Za-z_][A-Za-z0-9_]*:-[^}]*\{)[^}]*\}")
 _SCHEMES = frozenset({"apikey", "basic", "bearer", "token"})
 _MIN_PATH_SECRET = 20
 
 
-def load_keys(env_file: Path | None) -> Mapping[str, str]:
-    """Return the environment plus the `NAME=value` lines of `env_file`, or of `.env` in this folder if it exists.
+def load_keys() -> Mapping[str, str]:
+    """Return the environment plus the `NAME=value` lines of `.env` in this folder, if it exists.
 
     Values are literal: `$` in a password is a dollar sign. Quotes, comments and `export` work as in other tools that
     read such files. A line that cannot be parsed is an error.
     """
-    path = Path(_DEFAULT_FILE) if env_file is None else env_file
-    in_file = {} if env_file is None and not path.exists() else _read(path)
+    in_file = _read(_KEY_FILE) if _KEY_FILE.exists() else {}
     return {**in_file, **{name: value for name, value in os.environ.items() if value}}
 
 
@@ -48,7 +47,7 @@ def _read(path: Path) -> dict[str, str]:
         problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise MissingKeyError(
             f"the env file {path} cannot be read: {problem}",
-            fix="create the file with NAME=value lines, or correct servers.env_file",
+            fix="write NAME=value lines into it, or delete it",
         ) from None
     keys: dict[str, str] = {}
     for binding in parse_stream(io.StringIO(text)):
@@ -105,15 +104,13 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def expand_entries(
-    path: Path, entries: Mapping[str, dict[str, Any]], env_file: Path | None
-) -> dict[str, dict[str, Any]]:
+def expand_entries(path: Path, entries: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the entries of an mcpServers file with references replaced by keys. Registers the secrets among the keys.
 
     Raises one MissingKeyError that names all missing keys.
     """
     SECRETS.install_in_logging()
-    keys = load_keys(env_file)
+    keys = load_keys()
     expansions = {name: Expansion(entry, keys) for name, entry in entries.items()}
     missing: dict[str, list[str]] = {}
     for server, expansion in expansions.items():
@@ -132,11 +129,10 @@ def expand_entries(
             missing.setdefault(name, []).append(repr(server))
     if missing:
         names = "; ".join(f"{name} for server {' and '.join(servers)}" for name, servers in missing.items())
-        file = Path(_DEFAULT_FILE).absolute() if env_file is None else env_file
         raise MissingKeyError(
             f"{path} needs keys that are not set: {names}",
-            fix=f"set each key in the environment or as a line NAME=value in {file}, or disable the server; for a "
-            "value that may be empty, write ${NAME:-}",
+            fix=f"set each key in the environment or as a line NAME=value in {_KEY_FILE.absolute()}, or disable the "
+            "server; for a value that may be empty, write ${NAME:-}",
         )
     return {name: expansion.entry for name, expansion in expansions.items()}
 

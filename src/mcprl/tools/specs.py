@@ -98,9 +98,7 @@ class ServerSpec:
         )
 
 
-def load_server_specs(
-    path: Path, settings: Mapping[str, ServerSettings], env_file: Path | None = None
-) -> tuple[ServerSpec, ...]:
+def load_server_specs(path: Path, settings: Mapping[str, ServerSettings]) -> tuple[ServerSpec, ...]:
     """Read an mcpServers file as other MCP clients write it, and add the run's settings for each server.
 
     An entry has `command` (with `args`, `env`, `cwd`) or `url` (with `headers`, and `env` for the start command).
@@ -109,7 +107,7 @@ def load_server_specs(
     `description`, `icon`, `autoApprove` and `alwaysAllow` are for other clients and ignored. Anything else is an error,
     because ignoring it could change what the server does.
 
-    `${NAME}` is a key from the environment or `env_file` (see `mcprl.tools.keys`). All missing keys are reported in one
+    `${NAME}` is a key from the environment or `.env` (see `mcprl.tools.keys`). All missing keys are reported in one
     error; a disabled server needs none. The keys are registered as secrets.
     """
     entries = _read_entries(path)
@@ -117,7 +115,7 @@ def load_server_specs(
     for name in settings:
         if name not in enabled:
             _reject_unknown_settings(path, name, entries)
-    expanded = expand_entries(path, enabled, env_file)
+    expanded = expand_entries(path, enabled)
     return tuple(
         _make_spec(path, name, entry, settings.get(name, ServerSettings())) for name, entry in expanded.items()
     )
@@ -131,7 +129,7 @@ def load_specs(config: ServersConfig) -> tuple[ServerSpec, ...]:
         with Cassette.open(config.cassette, writable=False) as cassette:
             recorded = cassette.tools().keys() - _read_entries(config.file).keys()
         settings = {name: own for name, own in settings.items() if name not in recorded}
-    return load_server_specs(config.file, settings, config.env_file)
+    return load_server_specs(config.file, settings)
 
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:

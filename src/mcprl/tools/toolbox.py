@@ -14,6 +14,7 @@ from typing import Self, TypeVar, cast
 from mcprl.config import CassetteMode, ServersConfig, ServerSettings
 from mcprl.errors import ServerFileError, ServerStartError, ToolsChangedError, did_you_mean
 from mcprl.records import Observation, ToolCall
+from mcprl.tools import connection
 from mcprl.tools.arguments import ArgumentCheck
 from mcprl.tools.calls import Instead, Pipeline, Route, open_route
 from mcprl.tools.cassettes.cassette import Cassette
@@ -307,9 +308,7 @@ async def _compile(tools: Sequence[Tool], routes: Mapping[str, Route]) -> dict[s
     for tool in tools:
         by_server.setdefault(tool.server, []).append(tool)
     checks: dict[str, ArgumentCheck] = {}
-    for made in await _gather(
-        *(_compile_server(server, offered, routes[server].settings) for server, offered in by_server.items())
-    ):
+    for made in await _gather(*(_compile_server(server, offered) for server, offered in by_server.items())):
         checks |= made
     for tool in tools:
         for what in checks[tool.name].unenforced:
@@ -322,14 +321,14 @@ async def _compile(tools: Sequence[Tool], routes: Mapping[str, Route]) -> dict[s
     return checks
 
 
-async def _compile_server(server: str, tools: Sequence[Tool], settings: ServerSettings) -> dict[str, ArgumentCheck]:
+async def _compile_server(server: str, tools: Sequence[Tool]) -> dict[str, ArgumentCheck]:
     try:
-        async with asyncio.timeout(settings.start_deadline_s):
+        async with asyncio.timeout(connection.START_S):
             return await asyncio.to_thread(compile_checks, server, tools)
     except TimeoutError:
         raise ServerStartError(
-            f"the schemas of server {server!r} were not read within {settings.start_deadline_s:g} s",
-            fix=f"exclude tools with servers.settings.{server}.deny, or raise the server's start_deadline_s",
+            f"the schemas of server {server!r} were not read within {connection.START_S:g} s",
+            fix=f"exclude tools with servers.settings.{server}.deny",
         ) from None
 
 

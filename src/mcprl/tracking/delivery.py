@@ -273,7 +273,7 @@ class Trackers:
     async def start(self, folder: Path) -> None:
         """Start the processes of the configured trackers without waiting for them."""
         self._folder = folder
-        keys = load_keys(self._config.servers.env_file)
+        keys = load_keys()
         started = run_started(self._config, folder)
         for kind in self._config.tracking.named:
             delivery = Delivery(kind, self._watcher.stage)

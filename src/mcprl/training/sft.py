@@ -42,6 +42,7 @@ from mcprl.tasks.files import Row, read_rows
 PATIENCE: Final = 3
 """A run stops early after this many validations without a better loss."""
 _MOST_TASKS: Final = 32  # number of episodes per validation
+_VALIDATION_SHARE: Final = 0.1  # of the conversations of other tasks than the validation tasks
 _SHOWN: Final = 3
 
 Found = Trajectory | str
@@ -107,7 +108,7 @@ async def open_examples(
         await asyncio.to_thread(folder.mkdir, exist_ok=True)
         watcher.stage("collecting conversations to imitate")
         found = await _Sources(config, stage, [*tasks, *held_out], watcher).collect(sft.data, folder / "left_out.jsonl")
-        for side, examples in _split(found, {task.id for task in held_out}, sft.validation, config.seed).items():
+        for side, examples in _split(found, {task.id for task in held_out}, config.seed).items():
             await asyncio.to_thread(write_trajectories, files[side], examples)
     read = {side: tuple(read_trajectories(file)) for side, file in files.items()}
     chosen = sorted(held_out, key=lambda task: derive_seed(config.seed, "sft", "task", task.id))[:_MOST_TASKS]
@@ -119,10 +120,10 @@ async def open_examples(
     return Examples(tasks=tuple(chosen), batch_size=sft.batch_size, seed=config.seed, **read)
 
 
-def _split(found: Sequence[Trajectory], held_out: set[str], share: float, seed: int) -> dict[str, list[Trajectory]]:
+def _split(found: Sequence[Trajectory], held_out: set[str], seed: int) -> dict[str, list[Trajectory]]:
     """Split trajectories into training and validation. All trajectories of a task are on the same side."""
     free = {t.task_id for t in found} - held_out
-    count = max(1, round(share * len(free))) if share and len(free) > 1 else 0
+    count = max(1, round(_VALIDATION_SHARE * len(free))) if len(free) > 1 else 0
     drawn = sorted(free, key=lambda name: derive_seed(seed, "sft", "validation", name))[:count]
     apart = held_out | set(drawn)
     split = {

@@ -5,8 +5,8 @@ import sys
 from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
 
-PATIENT = {"start_deadline_s": 120.0, "call_deadline_s": 60.0}
-"""Settings for servers that start and answer, however busy the machine."""
+PATIENT = {"call_deadline_s": 60.0}
+"""Settings for servers that answer, however busy the machine."""
 
 
 def served_spec(name, transport, *options, env, attempts=1):

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("bubblewrap")]
 
 async def test_a_series_of_calls_is_answered_from_a_sandbox(server, folder, spec, tmp_path):
     sandbox = SandboxSettings(write=(folder,))
-    settings = spec.settings.model_copy(update={"sandbox": sandbox, "start_deadline_s": 120})
+    settings = spec.settings.model_copy(update={"sandbox": sandbox})
     confined = replace(spec, settings=settings)
     async with Toolbox([confined], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
         for expected in server.series(folder):

@@ -11,8 +11,8 @@ from mcprl.config import ServerSettings
 from mcprl.tools import ServerSpec
 
 HERE = Path(__file__).parent
-PATIENT = {"start_deadline_s": 120.0, "call_deadline_s": 60.0}
-"""Settings for servers that start and answer, however busy the machine."""
+PATIENT = {"call_deadline_s": 60.0}
+"""Settings for servers that answer, however busy the machine."""
 
 
 def script_spec(script: str, *args: str, name: str = "faulty", **settings: Any) -> ServerSpec:

@@ -239,7 +239,8 @@ def started(monkeypatch):
     return children
 
 
-async def assert_it_is_given_up_and_ended(spec, tmp_path, started):
+async def assert_it_is_given_up_and_ended(spec, tmp_path, started, monkeypatch):
+    monkeypatch.setattr("mcprl.tools.connection.START_S", 3.0)
     with pytest.raises(ServerStartError, match="server 'deaf' did not start: it was not ready within 3 s"):
         await ServerConnection(spec, log=tmp_path / "logs" / "server.log").__aenter__()
     [child] = started
@@ -247,16 +248,15 @@ async def assert_it_is_given_up_and_ended(spec, tmp_path, started):
     assert not is_alive(child.pid)
 
 
-async def test_a_server_whose_port_never_answers_is_given_up_and_ended(tmp_path, started):
-    settings = ServerSettings(start=(sys.executable, "-c", DEAF, "{port}"), start_deadline_s=3.0)
+async def test_a_server_whose_port_never_answers_is_given_up_and_ended(tmp_path, started, monkeypatch):
+    settings = ServerSettings(start=(sys.executable, "-c", DEAF, "{port}"))
     spec = ServerSpec(name="deaf", url="http://127.0.0.1:{port}/mcp", settings=settings)
-    await assert_it_is_given_up_and_ended(spec, tmp_path, started)
+    await assert_it_is_given_up_and_ended(spec, tmp_path, started, monkeypatch)
 
 
-async def test_a_stdio_server_that_never_shakes_hands_is_given_up_and_ended(tmp_path, started):
-    settings = ServerSettings(start_deadline_s=3.0)
-    spec = ServerSpec(name="deaf", command=sys.executable, args=("-c", DEAF), settings=settings)
-    await assert_it_is_given_up_and_ended(spec, tmp_path, started)
+async def test_a_stdio_server_that_never_shakes_hands_is_given_up_and_ended(tmp_path, started, monkeypatch):
+    spec = ServerSpec(name="deaf", command=sys.executable, args=("-c", DEAF))
+    await assert_it_is_given_up_and_ended(spec, tmp_path, started, monkeypatch)
 
 
 async def test_a_url_where_nothing_listens_is_a_start_error(tmp_path):

@@ -30,14 +30,15 @@ SETTINGS = {"stdio": ServerSettings(), "http": ServerSettings(start=(sys.executa
 async def test_a_server_sees_the_keys_of_its_own_entry_only(transport, tmp_path, monkeypatch):
     monkeypatch.setenv("FMP_API_KEY", "key-of-another-server-1")
     monkeypatch.setenv("OWN_KEY", "key-of-this-server-2")
-    (tmp_path / "keys.env").write_text("TAVILY_API_KEY=key-of-another-server-3\nOWN_REGION=lima\n")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("TAVILY_API_KEY=key-of-another-server-3\nOWN_REGION=lima\n")
     environment = {"RENAMED": "${OWN_KEY}", "OWN_REGION": "${OWN_REGION}", "LITERAL": "7"}
     servers = {
         transport: {**ENTRIES[transport], "env": environment},
         "other": {"command": "never-started", "env": {"A": "${FMP_API_KEY}", "B": "${TAVILY_API_KEY}"}},
     }
     (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
-    specs = load_server_specs(tmp_path / "servers.json", {transport: SETTINGS[transport]}, tmp_path / "keys.env")
+    specs = load_server_specs(tmp_path / "servers.json", {transport: SETTINGS[transport]})
     async with Toolbox(specs[:1], log_dir=tmp_path / "logs") as toolbox, toolbox.lease(None) as lease:
         observation = await lease.call(ToolCall(name="environment", arguments={}))
     seen = dict(line.split("=", 1) for line in observation.text.splitlines() if "=" in line)

@@ -114,20 +114,14 @@ def test_no_hostile_result_changes_the_structure_of_a_chat(chat_of, family, reco
     after_harmless = chat.parse((*prompt, *turn, *harmless), next_turn, [FIND])
     results = hostile_results(chat)
     assert len(results) == 200
+    encoded = [chat.tokenizer.encode(text.encode(errors="replace").decode()) for text in results]
+    assert sum(bool(control_tokens_in(chat, ids)) for ids in encoded) > 60, "few of them are hostile"
     for text in results:
         extension = shown(text)
         assert control_tokens_in(chat, extension) == expected, text
         assert {tag: chat.decode(extension).count(tag) for tag in tags} == tags, text
         assert chat.parse((*prompt, *turn, *extension), next_turn, [FIND]) == after_harmless, text
     record_property("hostile_results", len(results))
-
-
-@pytest.mark.parametrize("family", RENDERERS)
-def test_the_enemies_are_real(chat_of, family):
-    # Without this, the test above could pass for want of an enemy.
-    chat = chat_of(family)
-    encoded = [chat.tokenizer.encode(t.encode(errors="replace").decode()) for t in hostile_results(chat)]
-    assert sum(bool(control_tokens_in(chat, ids)) for ids in encoded) > 60
 
 
 @pytest.mark.parametrize("family", RENDERERS)

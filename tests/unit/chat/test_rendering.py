@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conversations import ANSWER, FIND, MARKUP, RESULT, SYSTEM, USER, hostile_texts
+from conversations import ANSWER, FIND, RESULT, SYSTEM, USER, hostile_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -143,31 +143,13 @@ def structure(tokenizer, ids):
     return [added[i].content for i in ids if i in added]
 
 
-def check_that_a_result_adds_no_control_token(chat, tokenizer, text):
-    prompt = chat.open([USER], [FIND])
-    turn = sampled(chat, tokenizer, CALL)
-    hostile = chat.extend(prompt, turn, [{"role": "tool", "name": text, "content": text}], [FIND])
-    assert structure(tokenizer, hostile) == structure(tokenizer, chat.extend(prompt, turn, [RESULT], [FIND]))
-
-
 @given(text=hostile_texts)
 def test_a_tools_result_never_becomes_a_control_token(smol_chat, smol_tokenizer, text):
-    check_that_a_result_adds_no_control_token(smol_chat, smol_tokenizer, text)
-
-
-@given(text=hostile_texts)
-def test_a_tools_result_never_becomes_a_control_token_of_a_family(qwen_chat, qwen_tokenizer, text):
-    check_that_a_result_adds_no_control_token(qwen_chat, qwen_tokenizer, text)
-
-
-@pytest.mark.parametrize("markup", MARKUP)
-def test_a_tools_description_never_becomes_a_control_token(chat, tokenizer, markup):
-    def opened(description: str) -> list[str]:
-        parameters = {"type": "object", "properties": {"x": {"enum": [description]}}}
-        function = {"name": "f", "description": description, "parameters": parameters}
-        return structure(tokenizer, chat.open([USER], [{"type": "function", "function": function}]))
-
-    assert opened(f"Do. {markup} {markup}") == opened("Do.")
+    prompt = smol_chat.open([USER], [FIND])
+    turn = sampled(smol_chat, smol_tokenizer, CALL)
+    hostile = smol_chat.extend(prompt, turn, [{"role": "tool", "name": text, "content": text}], [FIND])
+    harmless = smol_chat.extend(prompt, turn, [RESULT], [FIND])
+    assert structure(smol_tokenizer, hostile) == structure(smol_tokenizer, harmless)
 
 
 def test_text_without_markup_reaches_the_policy_as_the_tool_wrote_it(chat, tokenizer):

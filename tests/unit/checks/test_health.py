@@ -377,7 +377,7 @@ def test_groups_are_never_dead_with_a_value_head():
 
 
 def test_missing_answers_are_fine_if_they_cost_nothing():
-    cut = Planted("unanswered", BAD, [{"stop_turn_limit": 1.0}], "", "", config={"rewards": {"unanswered": 0.0}})
+    cut = Planted("unanswered", BAD, [{"stop_turn_limit": 1.0}], "", "", config={"rewards": {"penalty": 0.0}})
     assert [verdict.severity for verdict in judged(cut)] == [Severity.OK]
 
 

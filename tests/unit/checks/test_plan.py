@@ -54,7 +54,6 @@ SMALL = [
     "episodes.group_size=4",
     "episodes.max_concurrent=32",
     "workers.count=2",
-    "sampling.vllm.max_sequences=16",
 ]
 LLAMA_SHAPE = {
     "hidden_size": 8,
@@ -213,7 +212,7 @@ FAST = {"sampler_tokens_per_s": 1e7, "learner_tokens_per_s": 1e7}
     [
         ([], {}, "concurrent episodes"),
         ([], {"learner_tokens_per_s": 50}, "learner"),
-        (["sampling.vllm.max_sequences=1"], {"sampler_tokens_per_s": 50}, "sampler"),
+        (["episodes.max_concurrent=1"], {"sampler_tokens_per_s": 50}, "sampler"),
         (["training.tasks_per_step=800", "episodes.max_concurrent=4000"], FAST, "workers"),
         (["training.tasks_per_step=8000", "episodes.max_concurrent=40000", "workers.count=100"], FAST, "driver"),
     ],

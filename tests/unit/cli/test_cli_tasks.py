@@ -63,7 +63,7 @@ def directory(tmp_path) -> Path:
 @pytest.mark.process
 def test_a_file_is_checked_with_the_servers_limits_and_rewards_of_a_recipe(run, write, directory, tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    settings = {"start_deadline_s": 90, "deny": ["list_people"]}
+    settings = {"deny": ["list_people"]}
     recipe.write_text(
         "name: r\nmodel: {path: ./none}\ntasks: {train: tasks.jsonl}\nepisodes: {max_turns: {easy: 1}}\n"
         f"servers: {{file: servers.json, settings: {{directory: {json.dumps(settings)}}}}}\n"

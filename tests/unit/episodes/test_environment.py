@@ -28,7 +28,7 @@ def make_environment(tools: FunctionTools, *, max_turns: int = 5, judge=None, in
         tools,
         preamble=({"role": "system", "content": "Use the tools."},),
         max_turns=max_turns,
-        rewards=RewardsConfig(answer=1.0, calls=0.5, arguments=0.5, efficiency=0.0, invalid_call=0.1, unanswered=0.1),
+        rewards=RewardsConfig(answer=1.0, calls=0.5, arguments=0.5, efficiency=0.0, penalty=0.1),
         judge=judge,
         injection=injection,
     )

@@ -93,7 +93,7 @@ async def score(script: Script, config: RunConfig, chat, folder: Path) -> Score:
             name="riddles",
             command=sys.executable,
             args=(str(SERVER), str(world)),
-            settings=ServerSettings(isolation="per_episode", start_deadline_s=120.0, call_deadline_s=60.0),
+            settings=ServerSettings(isolation="per_episode", call_deadline_s=60.0),
         )
         async with Toolbox([spec], log_dir=folder / "logs") as toolbox:
             runner = EpisodeRunner(config, chat=chat, sampler=ScriptedSampler(script), leases=toolbox, preamble=())

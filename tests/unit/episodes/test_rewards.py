@@ -235,9 +235,9 @@ def test_only_an_end_without_an_answer_is_unanswered(stop):
 
 
 def test_the_reward_is_the_weighted_mean_of_the_parts_there_are_and_faults_are_taken_off():
-    weights = RewardsConfig(answer=3.0, state=9.0, calls=0.5, arguments=0.5, invalid_call=0.125, unanswered=0.5)
+    weights = RewardsConfig(answer=3.0, state=9.0, calls=0.5, arguments=0.5, penalty=0.125)
     found = {"answer": 1.0, "calls": 0.5, "arguments": 0.0, "invalid_call": 2.0, "unanswered": 1.0}
-    assert weigh(found, weights) == (3.0 + 0.25) / 4.0 - 0.25 - 0.5
+    assert weigh(found, weights) == (3.0 + 0.25) / 4.0 - 0.375
 
 
 full_goals = st.builds(

@@ -163,7 +163,6 @@ def test_a_misspelt_field_is_found(name):
 def test_the_run_of_an_example_is_one_that_mcprl_can_start(name):
     config = config_of(name)
     assert config.workers.count > 0
-    assert config.workers.address is not None
 
 
 def test_the_pods_of_the_kuberay_example_hold_what_the_run_asks_for():

@@ -38,7 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "all weights with a frozen copy": ({"kl": {"coefficient": 0.1}}, {**LORA, "tuning": "full"}),
     "all weights with a copy that moves": (
         {"kl": {"coefficient": 0.1, "reference": "ema", "lag": 2}},
-        {**LORA, "tuning": "full", "weight_decay": 0.1},
+        {**LORA, "tuning": "full"},
     ),
     "a value head": ({"advantages": "gae", "minibatches": 2}, LORA),
 }

@@ -32,7 +32,6 @@ PARTS: dict[str, Any] = {
     "kl": {"coefficient": 0.3, "estimator": "k3"},
     "entropy": 0.05,
     "old_logprobs": "recomputed",
-    "max_importance": 1.05,
     "ratio_gate": (0.8, 1.3),
     "masks": "text",
 }
@@ -193,8 +192,9 @@ def test_a_gated_ratio_too_large_for_32_bits_leaves_the_other_tokens_their_gradi
     assert float(gradient[0]) == 0.0
 
 
-def test_losses_are_weighted_by_how_far_sampler_and_learner_differ():
-    algorithm = objective(old_logprobs="recomputed", max_importance=1.1, masks="text")
+def test_losses_are_weighted_by_how_far_sampler_and_learner_differ(monkeypatch):
+    monkeypatch.setattr("mcprl.learning.algorithms.objective.MAX_IMPORTANCE", 1.1)
+    algorithm = objective(old_logprobs="recomputed", masks="text")
     examples, columns, outcome = outcome_of(algorithm)
     tokens = tokens_of(examples, algorithm, columns)
     weights = [min(math.exp(t["old"] - t["sampled"]), 1.1) for t in tokens]

@@ -28,7 +28,7 @@ OBJECTIVES = {
     "cispo": {"loss": "cispo"},
     "dr_grpo": {"advantages": "dr_grpo", "aggregation": "constant"},
     "sequence mean": {"aggregation": "sequence_mean"},
-    "dual clip and gate": {"dual_clip": 3.0, "ratio_gate": [0.2, 5.0]},
+    "gate": {"ratio_gate": [0.2, 5.0]},
     "recomputed": {"old_logprobs": "recomputed"},
     "kl in the loss": {"kl": {"coefficient": 0.3, "reference": "base"}},
 }

@@ -17,14 +17,14 @@ from mcprl.errors import ParityError
 from mcprl.learning import TorchLearner
 from mcprl.records import Batch, Group
 
-CAP = 3.0
+CAP = 2.0
 Error = Callable[[bool, int], float]
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     model = save_small_model(tmp_path_factory.mktemp("stale-model"))
-    recomputed = {"old_logprobs": "recomputed", "max_importance": CAP}
+    recomputed = {"old_logprobs": "recomputed"}
     return small_config(model, algorithm=recomputed, learning_rate=1e-3, max_parity_error=1.0)
 
 

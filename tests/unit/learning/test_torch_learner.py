@@ -99,7 +99,7 @@ def test_the_loss_is_the_mean_over_learnable_tokens(tiny_model, make_learner):
 
 
 def test_a_batch_in_which_nothing_is_better_or_worse_leaves_the_weights_as_they_are(tiny_model, make_learner):
-    learner = make_learner(algorithm={"minibatches": 2, "epochs": 2}, weight_decay=0.1)
+    learner = make_learner(algorithm={"minibatches": 2, "epochs": 2})
     before = weights_hash(learner.policy)
     update = learner._update(ragged_batch(tiny_model, rewards=(0.1, 0.1, 0.7, 0.7)))
     metrics = update.metrics

@@ -86,7 +86,7 @@ def test_a_profile_is_complete_and_points_to_no_real_site(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_ticker_is_neither_a_word_nor_a_known_ticker_nor_a_prefix_of_another(seed):
     symbols = [company.symbol for company in open_market(seed).companies]
-    prose = " ".join(f"{title} {content}" for title, content in EXPLAINERS + OTHER_PAGES).upper().split()
+    prose = " ".join(f"{title} {content}" for title, content in [*EXPLAINERS, *OTHER_PAGES]).upper().split()
     for symbol in symbols:
         assert 3 <= len(symbol) <= 4
         assert symbol.isascii()

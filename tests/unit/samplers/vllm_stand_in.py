@@ -24,7 +24,7 @@ from mcprl.samplers import SampleRequest, vllm_server
 from mcprl.samplers.vllm import VllmSampler
 
 MODEL = ModelConfig(path="some/model", dtype="float32", context_tokens=512)
-SAMPLING = SamplingConfig(vllm=VllmConfig(max_sequences=3, memory_fraction=0.4, cpu_cache_gib=2))
+SAMPLING = SamplingConfig(vllm=VllmConfig(memory_fraction=0.4))
 MERGING = SAMPLING.model_copy(update={"vllm": SAMPLING.vllm.model_copy(update={"merge_adapters": True})})
 LORA, FULL = LearnerConfig(lora_rank=4), LearnerConfig(tuning="full")
 REQUEST = SampleRequest(
@@ -59,7 +59,9 @@ def make_sampler(
     *,
     turn_deadline_s: float = 60.0,
 ) -> VllmSampler:
-    return VllmSampler(MODEL, sampling, learner, turn_deadline_s=turn_deadline_s, log=folder / "vllm.log")
+    return VllmSampler(
+        MODEL, sampling, learner, max_sequences=3, turn_deadline_s=turn_deadline_s, log=folder / "vllm.log"
+    )
 
 
 def response(status: str, body: str, kind: str = "application/json") -> bytes:

@@ -55,10 +55,10 @@ async def test_a_step_sends_all_of_adam_and_brings_the_norm_of_the_gradients():
     api = TinkerApi()
     async with connected(api) as (client, _):
         model = await client.create_model("base", rank=4, seed=1)
-        told = await client.optim_step(model, AdamStep(learning_rate=0.01, weight_decay=0.1))
+        told = await client.optim_step(model, AdamStep(learning_rate=0.01))
     assert told == {"skyrl.ai/grad_norm": 2.5}
     adam = api.bodies["optim_step"]["adam_params"]
-    assert (adam["learning_rate"], adam["weight_decay"], adam["beta2"], adam["eps"]) == (0.01, 0.1, 0.999, 1e-8)
+    assert (adam["learning_rate"], adam["weight_decay"], adam["beta2"], adam["eps"]) == (0.01, 0.0, 0.999, 1e-8)
 
 
 @pytest.mark.parametrize("status", [409, 500, 503])

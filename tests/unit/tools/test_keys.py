@@ -43,10 +43,10 @@ def secrets(monkeypatch):
     logging.setLogRecordFactory(factory)
 
 
-def load(tmp_path, servers, settings=None, **options):
+def load(tmp_path, servers, settings=None):
     path = tmp_path / "servers.json"
     path.write_text(json.dumps({"mcpServers": servers}))
-    return load_server_specs(path, settings or {}, **options)
+    return load_server_specs(path, settings or {})
 
 
 # ---- where keys come from --------------------------------------------------------------------------------------------
@@ -55,14 +55,14 @@ def load(tmp_path, servers, settings=None, **options):
 def test_the_file_completes_the_environment_and_the_environment_wins(tmp_path, monkeypatch):
     (tmp_path / ".env").write_text("A=file\nB=file\n")
     monkeypatch.setenv("A", "environment")
-    keys = load_keys(None)
+    keys = load_keys()
     assert (keys["A"], keys["B"]) == ("environment", "file")
 
 
 def test_an_empty_variable_of_the_environment_does_not_hide_the_key_in_the_file(tmp_path, monkeypatch):
     (tmp_path / ".env").write_text("A=file\n")
     monkeypatch.setenv("A", "")
-    assert load_keys(None)["A"] == "file"
+    assert load_keys()["A"] == "file"
 
 
 def test_a_file_is_read_as_written_and_changes_nothing_in_our_own_environment(tmp_path):
@@ -77,9 +77,9 @@ def test_a_file_is_read_as_written_and_changes_nothing_in_our_own_environment(tm
     TWICE=first
     TWICE=second
     """
-    (tmp_path / "my.env").write_text(text)
+    (tmp_path / ".env").write_text(text)
     before = dict(os.environ)
-    keys = {name: value for name, value in load_keys(tmp_path / "my.env").items() if name not in os.environ}
+    keys = {name: value for name, value in load_keys().items() if name not in os.environ}
     assert keys == {
         "PLAIN": "one two",
         "EXPORTED": "single $quoted # text",
@@ -91,26 +91,27 @@ def test_a_file_is_read_as_written_and_changes_nothing_in_our_own_environment(tm
 
 
 def test_no_file_is_needed_where_none_is_named():
-    assert load_keys(None) == dict(os.environ)
+    assert load_keys() == dict(os.environ)
 
 
-def test_a_named_file_that_is_missing_is_an_error_with_a_fix(tmp_path):
+def test_a_file_that_cannot_be_read_is_an_error_with_a_fix(tmp_path):
+    (tmp_path / ".env").mkdir()
     with pytest.raises(
-        MissingKeyError, match=r"E-TOOL-007 .*keys\.env cannot be read: No such file.* Fix: create the file"
+        MissingKeyError, match=r"E-TOOL-007 .*\.env cannot be read: Is a directory.* Fix: write NAME=value"
     ):
-        load_keys(tmp_path / "keys.env")
+        load_keys()
 
 
 def test_a_file_that_is_no_text_is_an_error(tmp_path):
     (tmp_path / ".env").write_bytes(b"A=\xff\xfe")
     with pytest.raises(MissingKeyError, match="not UTF-8"):
-        load_keys(None)
+        load_keys()
 
 
 def test_a_line_that_cannot_be_read_is_named_by_its_number_and_not_shown(tmp_path):
     (tmp_path / ".env").write_text(f'A=1\nB="{KEY}\n')
     with pytest.raises(MissingKeyError, match="line 2") as caught:
-        load_keys(None)
+        load_keys()
     assert KEY not in str(caught.value)
 
 
@@ -166,13 +167,6 @@ def test_expansion_replaces_the_reference_and_leaves_what_stands_around_it(befor
 def test_references_of_other_clients_are_refused_rather_than_passed_on(tmp_path, reference):
     with pytest.raises(ServerFileError, match=r"server 'a' uses '\$\{.* Fix: write \$\{NAME\}"):
         load(tmp_path, {"a": {"command": "x", "env": {"K": reference}}})
-
-
-def test_the_file_of_keys_is_the_one_named(tmp_path):
-    (tmp_path / "keys").write_text(f"FMP={KEY}\n")
-    (tmp_path / ".env").write_text("FMP=other\n")
-    (spec,) = load(tmp_path, {"a": {"command": "x", "env": {"K": "${FMP}"}}}, env_file=tmp_path / "keys")
-    assert spec.env == {"K": KEY}
 
 
 # ---- missing keys ----------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_a_server_reached_by_url_has_no_sandbox(tmp_path):
 
 
 async def started(tmp_path: Path) -> None:
-    settings = ServerSettings(sandbox=SandboxSettings(), start_deadline_s=60)
+    settings = ServerSettings(sandbox=SandboxSettings())
     program = executable(tmp_path / "server", f"#!/bin/sh\ntouch {tmp_path}/started\n")
     async with Toolbox([ServerSpec(name="s", command=str(program), settings=settings)], log_dir=tmp_path / "logs"):
         pass

@@ -70,12 +70,11 @@ def make_folder(path: Path) -> Path:
 
 
 def make_config(folder: Path, **tracking: Any) -> RunConfig:
-    (folder.parent / "keys.env").write_text("")
     return RunConfig(
         name="told",
         model=ModelConfig(path="tiny/model"),
         tasks=TasksConfig(train=folder.parent / "tasks.jsonl"),
-        servers=ServersConfig(file=folder.parent / "servers.json", env_file=folder.parent / "keys.env"),
+        servers=ServersConfig(file=folder.parent / "servers.json"),
         tracking=TrackingConfig.model_validate(tracking),
     )
 

@@ -214,7 +214,7 @@ async def test_a_small_run_imitates_validates_and_rl_starts_from_its_adapter(tmp
         update={
             "tasks": config.tasks.model_copy(update={"validation": tmp_path / "validation.jsonl"}),
             "sampling": config.sampling.model_copy(update={"max_tokens": 48, "stop": ()}),
-            "sft": SftConfig(steps=4, batch_size=3, learning_rate=3e-3, validate_every=2, validation=0.0),
+            "sft": SftConfig(steps=4, batch_size=3, learning_rate=3e-3),
         }
     )
     listener = Listener()
@@ -225,10 +225,10 @@ async def test_a_small_run_imitates_validates_and_rl_starts_from_its_adapter(tmp
     assert [line["imitation_loss"] for line in lines] == sorted(
         (line["imitation_loss"] for line in lines), reverse=True
     )
-    assert [step for step, line in enumerate(lines) if "validation_loss" in line] == [1, 3]
+    assert [step for step, line in enumerate(lines) if "validation_loss" in line] == [0, 1, 2, 3]
     assert lines[3]["validation_loss"] < lines[1]["validation_loss"]
     # Two episodes of the one validation task, at each validation; they are recorded like any others.
-    assert [len(listener.episodes), lines[1]["episodes"], lines[3]["episodes"]] == [4, 2.0, 2.0]
+    assert [len(listener.episodes), *(line["episodes"] for line in lines)] == [8, 2.0, 2.0, 2.0, 2.0]
     played = read_trajectories(folder / "trajectories" / "step-00003.parquet")
     assert {(t.task_id, version) for t in played for version in t.weights_version} == {("hiro", -1), ("hiro", 4)}
     adapter = folder / "adapter"

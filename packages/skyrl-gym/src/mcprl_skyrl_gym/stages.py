@@ -363,11 +363,10 @@ async def _open_stage(config: RunConfig, portal: BlockingPortal) -> AsyncGenerat
         toolbox = await stack.enter_async_context(open_toolbox(config.servers, log_dir=Path(logs)))
         judge = None
         if config.rewards.judge is not None:
-            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys(config.servers.env_file)))
-        env_file = config.servers.env_file
+            judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys()))
         files = [file for file in (config.tasks.train, config.tasks.validation) if file is not None]
         code = code_of(config.rewards, [task for file in files for task in load_tasks(file)])
-        opening = open_functions(config.rewards, toolbox.catalog, env_file=env_file, logs=Path(logs), code=code)
+        opening = open_functions(config.rewards, toolbox.catalog, logs=Path(logs), code=code)
         functions = await stack.enter_async_context(opening)
         if functions is not None and functions.of_groups:
             raise BadValueError(

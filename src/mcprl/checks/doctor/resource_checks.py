@@ -112,7 +112,7 @@ def _main_memory(needs: Mapping[str, float], seen: Mapping[str, int]) -> Finding
     )
     figures = f"about {_bytes(needed)} needed ({basis}); this machine has {_bytes(machine.total)}"
     if needed > machine.total:
-        fix = "use a smaller model, lower sampling.vllm.cpu_cache_gib, or set learner.tuning to lora"
+        fix = "use a smaller model, or set learner.tuning to lora"
         return wrong("memory", figures, fix)
     if needed > machine.available:
         what = f"{figures}, but only {_bytes(machine.available)} free now"
@@ -151,7 +151,7 @@ def _model_folder(examination: Examination) -> str:
 async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
     """Check that the recipe's trackers can be reached. A run continues without them, so this only warns."""
     config = examination.config.value
-    tracking, keys = config.tracking, load_keys(config.servers.env_file)
+    tracking, keys = config.tracking, load_keys()
     wandb_mode = keys.get("WANDB_MODE") or "online"
     named = [f"wandb ({wandb_mode})" if name == "wandb" else name for name in tracking.named]
     addresses: dict[str, str] = {}

@@ -59,7 +59,7 @@ async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
             yield wrong_by("server file", error)
             return
     key = judge.key_env if judge is not None else None
-    if key is not None and not load_keys(servers.env_file).get(key, "").strip():
+    if key is not None and not load_keys().get(key, "").strip():
         what = f"the judge needs a key, but {key} is not set"
         raise MissingKeyError(what, fix=f"set {key}, or correct rewards.judge.key_env")
     yield fine("keys", "all keys for the servers and the judge are set")
@@ -98,10 +98,7 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
             how = (
                 "run its command by hand" if spec.command or spec.settings.start else "start it, check that it answers,"
             )
-            fix = (
-                f"{how} and correct its entry in {servers.file.name}; if it is only slow to start, raise "
-                f"servers.settings.{spec.name}.start_deadline_s"
-            )
+            fix = f"{how} and correct its entry in {servers.file.name}"
             yield wrong(name, error.what, fix, error.code)
         elif error is not None:
             yield wrong_by(name, error)

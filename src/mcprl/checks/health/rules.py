@@ -151,11 +151,11 @@ def invalid_calls(view: StepView) -> Verdict | None:
             "find out with `mcprl tools stats RUN` which tools reject calls and why, and describe the allowed values "
             "to the policy"
         )
-    return Verdict(severity=severity, what=what, fix=f"{fix}, or raise rewards.invalid_call")
+    return Verdict(severity=severity, what=what, fix=f"{fix}, or raise rewards.penalty")
 
 
 def unanswered(view: StepView) -> Verdict | None:
-    if not view.config.rewards.unanswered:
+    if not view.config.rewards.penalty:
         return None  # if a missing answer costs nothing, no answer is wanted
     shares = {name: share for name in CUTS if (share := view.now(name)) is not None}
     severity = by_size(sum(shares.values()), warn=_CUT_WARN, bad=_CUT_BAD)

@@ -134,16 +134,18 @@ def stale(view: StepView) -> Verdict | None:
 
 
 def importance(view: StepView) -> Verdict | None:
-    cut, most = view.now("importance_cut_fraction"), view.config.algorithm.max_importance
+    cut = view.now("importance_cut_fraction")
     severity = by_size(cut, warn=_CUT_WARN, bad=_CUT_BAD)
     if severity is None:
         return None
-    exact = "set model.dtype to float32, or " if may_set(view.config, "model.dtype", "float32") else ""
+    exact = (
+        "set model.dtype to float32" if may_set(view.config, "model.dtype", "float32") else "set learner.tuning to lora"
+    )
     return Verdict(
         severity=severity,
-        what=f"importance weights of {cut:.0%} of tokens are truncated at {most:g}: sampler and learner differ too "
-        "much to correct",
-        fix=f"run `mcprl parity RECIPE`; if it finds only rounding error, {exact}raise algorithm.max_importance",
+        what=f"importance weights of {cut:.0%} of tokens are truncated at 2: sampler and learner differ too much to "
+        "correct",
+        fix=f"run `mcprl parity RECIPE`; if it finds only rounding error, {exact}",
     )
 
 

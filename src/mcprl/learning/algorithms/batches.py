@@ -47,7 +47,8 @@ def make_batch(
 
     grpo, dr_grpo, rloo, or a function of the user
                           each learnable token gets the advantage of its episode within the group
-    gae                   each learnable token gets the advantage and the return of its step
+    gae                   each learnable token gets the advantage and the return of its step; the advantages are then
+                          normalized over the batch
 
     With kl.estimator k1, the divergence of each learnable token from the reference, times `kl_coefficient`, is
     subtracted from the reward first. A non-finite reward leads to non-finite advantages, which the learner refuses.
@@ -59,11 +60,10 @@ def make_batch(
     penalties = _penalties(trajectories, learnable, algorithm, readings, kl_coefficient if penalised else 0.0)
     returns = None
     if algorithm.has_critic:
-        advantages, returns = _critic_columns(trajectories, learnable, penalties, algorithm.critic, readings)
+        raw, returns = _critic_columns(trajectories, learnable, penalties, algorithm.critic, readings)
+        advantages = _whitened_columns(raw, learnable)
     else:
         advantages = _group_columns(groups, learnable, penalties, algorithm.advantages)
-    if algorithm.whiten:
-        advantages = _whitened_columns(advantages, learnable)
     return Batch(
         step=step,
         groups=tuple(groups),

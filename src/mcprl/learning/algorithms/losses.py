@@ -152,23 +152,10 @@ def inadmissible_tokens(admissible_NW: Tensor, vocab_size: int) -> Tensor:
 
 
 def clipped_policy_loss(
-    logprob_N: Tensor,
-    old_logprob_N: Tensor,
-    advantage_N: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
+    logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, *, clip_low: float, clip_high: float
 ) -> Tensor:
-    """PPO's loss: −min(ρ·A, clip(ρ, 1 − clip_low, 1 + clip_high)·A).
-
-    With `dual_clip` c, the loss of a token with A < 0 is at most c·|A|, no matter how large its ratio is.
-    """
-    ratio_N = torch.exp(logprob_N - old_logprob_N)
-    loss_N = _pessimistic_loss(ratio_N, advantage_N, clip_low, clip_high)
-    if dual_clip is None:
-        return loss_N
-    return torch.where(advantage_N < 0, torch.minimum(loss_N, -dual_clip * advantage_N), loss_N)
+    """PPO's loss: −min(ρ·A, clip(ρ, 1 − clip_low, 1 + clip_high)·A)."""
+    return _pessimistic_loss(torch.exp(logprob_N - old_logprob_N), advantage_N, clip_low, clip_high)
 
 
 def gspo_loss(

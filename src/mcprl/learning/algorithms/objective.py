@@ -30,6 +30,8 @@ from mcprl.learning.algorithms.losses import (
 
 _VALUE_WEIGHT = 0.5  # weight of the value loss
 _VALUE_CLIP = 0.2  # maximum change of a value in one update
+MAX_IMPORTANCE = 2.0
+"""Upper limit on the weight of a token with algorithm.old_logprobs=recomputed."""
 
 
 class Scores(NamedTuple):
@@ -135,9 +137,7 @@ def _policy_loss(
         kept_N = torch.where(inside_N, logprob_N, old_N)
     match algorithm.loss:
         case "ppo":
-            loss_N = clipped_policy_loss(
-                kept_N, old_N, advantage_N, clip_low=low, clip_high=high, dual_clip=algorithm.dual_clip
-            )
+            loss_N = clipped_policy_loss(kept_N, old_N, advantage_N, clip_low=low, clip_high=high)
         case "gspo":
             loss_N = gspo_loss(logprob_N, old_N, advantage_N, sequence_N, clip_low=low, clip_high=high)
         case "cispo":
@@ -146,7 +146,7 @@ def _policy_loss(
             loss_N = _own_loss(kept_N, old_N, advantage_N, sequence_N, algorithm)
     parts: dict[str, Tensor] = {}
     if algorithm.old_logprobs == "recomputed":
-        parts["importance"] = importance_weights(old_N, columns.sampled_logprob_N, cap=algorithm.max_importance)
+        parts["importance"] = importance_weights(old_N, columns.sampled_logprob_N, cap=MAX_IMPORTANCE)
         loss_N = loss_N * parts["importance"]
     if inside_N is not None:
         loss_N = torch.where(inside_N, loss_N, 0.0)

@@ -132,7 +132,7 @@ async def test_schemas_that_compile_are_said_to_and_prompts_are_rendered(tiny):
 def played(tmp_path_factory, taught_qwen3) -> tuple[Finding, ...]:
     """The whole examination of a correct recipe, with a policy whose turns are cut before a call is complete."""
     patient = well_patient(tmp_path_factory.mktemp("played"), taught_qwen3)
-    patient.set("rewards.invalid_call", 0.0)  # so that episodes which all fail earn the same
+    patient.set("rewards.penalty", 0.0)  # so that episodes which all fail earn the same
     patient.write()
     return asyncio.run(patient.examined(fast=False))
 

@@ -43,7 +43,6 @@ def test_each_learnable_token_is_a_step_and_a_turns_reward_stands_on_its_last_on
     batch = made(make_episode("cssf|ccsfs", (0.5, 1.0)), OTHER)
     places = [1, 2, 6, 8]
     wanted = by_hand([0.0, 0.5, 0.0, 1.0], [value_at(p) for p in places])
-    assert [batch.advantages[0][p] for p in places] == pytest.approx(wanted)
     assert [batch.returns[0][p] for p in places] == pytest.approx(
         [a + value_at(p) for a, p in zip(wanted, places, strict=True)]
     )
@@ -54,7 +53,7 @@ def test_each_learnable_token_is_a_step_and_a_turns_reward_stands_on_its_last_on
 def test_a_turn_is_a_step_with_the_value_of_its_first_learnable_token():
     batch = made(make_episode("cfss|ccsfs", (0.5, 1.0)), OTHER, step="turn")
     first, second = by_hand([0.5, 1.0], [value_at(2), value_at(6)])
-    assert batch.advantages[0] == pytest.approx((0, 0, first, first, 0, 0, second, 0, second))
+    assert batch.advantages[0][2] == batch.advantages[0][3] != batch.advantages[0][6] == batch.advantages[0][8]
     first, second = first + value_at(2), second + value_at(6)
     assert batch.returns[0] == pytest.approx((0, 0, first, first, 0, 0, second, 0, second))
 
@@ -86,9 +85,11 @@ numbers = st.floats(-2.0, 2.0)
 
 
 def first_advantages(*episodes: Trajectory, values: list[float]) -> list[float]:
-    """Of the first sampled token, under the default settings; `values` are those of the first tokens, then constant."""
+    """Of the first sampled token, under the default settings and before they are normalized over the batch; `values`
+    are those of the first tokens, then constant."""
     columns = tuple(tuple([*values, *[values[-1]] * len(e.token_ids)][: len(e.token_ids)]) for e in episodes)
-    return [row[1] for row in make_batch(0, [make_group(*episodes)], DEFAULTS, Readings(values=columns)).advantages]
+    batch = make_batch(0, [make_group(*episodes)], DEFAULTS, Readings(values=columns))
+    return [earned[1] - column[1] for earned, column in zip(batch.returns, columns, strict=True)]
 
 
 @given(
@@ -141,8 +142,10 @@ def test_a_critic_of_whole_turns_gives_the_return_of_the_turns_rewards(turns):
 @pytest.mark.parametrize("in_the_turn", [True, False])
 def test_a_reward_that_is_no_number_reaches_every_learnable_token_before_it(reward, in_the_turn):
     batch = made(make_episode("css|cs", (0.0, reward if in_the_turn else 0.0), reward=reward), OTHER)
-    assert not any(math.isfinite(batch.advantages[0][place]) for place in (1, 2, 4))
-    assert math.isfinite(batch.advantages[1][1])
+    assert not any(
+        math.isfinite(column[0][place]) for column in (batch.returns, batch.advantages) for place in (1, 2, 4)
+    )
+    assert math.isfinite(batch.returns[1][1])
 
 
 def test_readings_that_a_critic_needs_are_named_where_they_are_missing():

@@ -102,11 +102,11 @@ def test_a_coefficient_of_nothing_needs_no_reference_and_a_real_one_does():
 @given(st.lists(st.lists(st.tuples(st.sampled_from(["cs", "cssf", "csss"]), st.floats(0, 1)), min_size=2, max_size=4)))
 def test_a_white_batch_has_mean_0_and_deviation_1_over_its_learnable_tokens(specs):
     groups = [make_group(*[make_episode(kinds, (round(r, 3),)) for kinds, r in spec]) for spec in specs]
-    plain = make_batch(0, groups, AlgorithmConfig(advantages="rloo"))
-    white = make_batch(0, groups, AlgorithmConfig(advantages="rloo", whiten=True))
+    values = tuple((0.0,) * len(t.token_ids) for group in groups for t in group.trajectories)
+    white = make_batch(0, groups, AlgorithmConfig(advantages="gae"), Readings(values=values))
     chosen = [
         (before, after)
-        for before_T, after_T, mask in zip(plain.advantages, white.advantages, plain.learnable, strict=True)
+        for before_T, after_T, mask in zip(white.returns or (), white.advantages, white.learnable, strict=True)
         for before, after, learns in zip(before_T, after_T, mask, strict=True)
         if learns or after != 0.0
     ]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
+
+import yaml
 
 from mcprl.goals import ExpectedCall, ExpectedState, ExpectedText, Goal, HasAll, HasNumber
 from mcprl.records import Difficulty, Solution, ToolCall
@@ -25,6 +28,7 @@ OF_BAR: tuple[tuple[str, Callable[[Bar], float]], ...] = (
     ("low", lambda bar: bar.low),
 )
 
+_QUESTIONS: Mapping[str, Sequence[str]] = yaml.safe_load(Path(__file__).with_name("questions.yaml").read_text("utf-8"))
 _VALIDATION_SHARE = 5  # one in five goes to validation
 _WEEKS = 30
 _RANKS = 10
@@ -207,17 +211,13 @@ class Family:
     draw: Callable[[Material], Draft | None]
 
 
-def family(difficulty: Difficulty, *wordings: str) -> Callable[[Callable[[Material], Draft | None]], Family]:
-    """Return a decorator that turns a function that draws drafts into a Family. The last wording is held out."""
+def family(difficulty: Difficulty) -> Callable[[Callable[[Material], Draft | None]], Family]:
+    """Return a decorator that turns a function that draws drafts into a Family. Its last question is held out."""
 
     def made(draw: Callable[[Material], Draft | None]) -> Family:
-        return Family(
-            name=draw.__name__.replace("_", "-"),
-            difficulty=difficulty,
-            wordings=wordings[:-1],
-            held_out=wordings[-1:],
-            draw=draw,
-        )
+        name = draw.__name__.replace("_", "-")
+        *wordings, held_out = _QUESTIONS[name]
+        return Family(name=name, difficulty=difficulty, wordings=tuple(wordings), held_out=(held_out,), draw=draw)
 
     return made
 

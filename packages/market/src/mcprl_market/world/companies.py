@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from mcprl_market.world.draws import Draws
 from mcprl_market.world.facts import Company
+
+WORDS: Mapping[str, Any] = json.loads(Path(__file__).with_name("words.json").read_text("utf-8"))
+"""The names, places, products and texts that a world is made of."""
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -26,32 +32,10 @@ _TAILS = _words(
 
 _VOWELS = "AEIOUY"
 # Well-known tickers, and abbreviations in prose or code. Only those without vowels, because our tickers have none.
-_TAKEN = frozenset(
-    _words(
-        "MSFT JPM WMT CVX MRK CRM KHC NFLX PLTR TGT CVS MDT LRCX SNPS CDNS FTNT CRWD TXN BLK SCHW TMUS NKE DKNG RBLX "
-        "SNDK WDC STX HPQ DLTR MCD CMG LMT RTX NSC CSX XLK XLF VXX FDX PLD SPG PSX MPC SLB KMB MNST STZ CTVA DHR TFC "
-        "PNC MTB STT LNC TRV PGR HWM TDG LHX DHI PHM TTD FSLR NXT VST NRG DDOG PTC MRVL MPWR KKR FCX NTR DVN BKR HRL "
-        "TSN SJM CPB GPN FTV CHTR WBD GLD SLV LQD TLT BND SCHD DXCM RMD BMRN VRTX SPX QQQ BRK TSM DFS LVS MGM DJT "
-        "GRMN SWK TRP PBR DLR SQM VRSN VRSK WRB NDSN DRVN TRMB LRN STRL PRGS NVR NVS KRNT TRN SNX BRX CRBN PRM THRD "
-        "SKX PXD PCT MNT STL PLT SLT SLD SKN DRCT "
-        "TRST FRNK PLNT "
-        "GDP SQL PDF HTTP HTML LLC LTD PHD GMT YTD TTM USD GBP CNY TLS SSH CSV XML CPU GPU RPC MCP TCP DNS VPN STR STD "
-        "SRC PTR TXT MSG CTX SRV DRV PWR LST CNT NTH MTH MPH LBS FRM THX PLZ PLS BTW RST TST BLVD MRS HMM PSST TSK SHH "
-        "BRR GRR PST FBI NBC CBS BBC DVD LCD PVC NHL NBA NFL FTX"
-    )
-)
+_TAKEN = frozenset(WORDS["taken_tickers"])
 
-_FIRST_NAMES = _words(
-    "Adaeze Alina Amara Anders Beatriz Bogdan Camila Chidi Daria Dmitri Elena Emeka Farah Felix Gita Goran Hana Henrik "
-    "Imani Ines Jonas Kaito Kamala Lars Leila Linh Mateo Mira Nadia Nils Oksana Olu Paloma Priya Rafael Renata Sanjay "
-    "Selma Tariq Thandi Tomas Uma Viktor Wanjiru Yara Yusuf Zofia"
-)
-_LAST_NAMES = _words(
-    "Abara Adeyemi Alvarado Andersen Banerjee Bergstrom Castellan Dlamini Dufresne Eriksen Farouk Fontaine Galanis "
-    "Haddad Halvorsen Ibarra Ivanenko Jansson Kaminski Kimura Kowalczyk Lindqvist Mbeki Moreau Nakagawa Novotny Okafor "
-    "Olsen Osei Pereira Quintero Rahimi Ramaswamy Sandoval Sorensen Takeda Tran Ueda Valdez Vasquez Wachira Whitlock "
-    "Xiong Yilmaz Zeman Zielinski"
-)
+_FIRST_NAMES: Sequence[str] = WORDS["first_names"]
+_LAST_NAMES: Sequence[str] = WORDS["last_names"]
 
 
 def invent_ticker(stem: str, length: int) -> str:
@@ -115,91 +99,20 @@ class Sector:
     industries: tuple[Industry, ...]
 
 
-# Sector | revenue per employee | volatility | gross margin
-#   Industry | second words of its companies' names | customers | products
-_SECTORS = """
-Technology | 520 | 0.019 | 0.58
-  Semiconductors | Semiconductor, Microsystems | makers of cars and phones |
-    power management chips, image sensors, radio chips, memory controllers
-  Software | Software, Systems | mid-sized businesses |
-    accounting software, warehouse software, a database for sensor data, design software
-  Computer Hardware | Computing, Devices | data centres and hospitals |
-    storage arrays, rugged tablets, network switches, liquid-cooled servers
-Healthcare | 430 | 0.018 | 0.62
-  Biotechnology | Therapeutics, Biosciences | hospitals and clinics |
-    enzyme therapies, vaccines, gene assays, antibody treatments
-  Medical Devices | Medical, Diagnostics | hospitals and laboratories |
-    infusion pumps, heart monitors, blood analysers, surgical lights
-Financial Services | 480 | 0.013 | 0.66
-  Banks | Bancorp, Financial | households and small firms |
-    mortgages, business loans, savings accounts, treasury services
-  Insurance | Insurance, Mutual | households, farms and shippers |
-    home insurance, cargo insurance, crop insurance, liability cover
-Energy | 950 | 0.017 | 0.38
-  Oil and Gas | Petroleum, Energy | refineries and utilities |
-    natural gas, crude oil, marine fuel, lubricants
-  Renewable Energy | Renewables, Power | utilities and cities |
-    wind turbines, solar trackers, grid batteries, heat pumps
-Industrials | 310 | 0.014 | 0.34
-  Machinery | Machinery, Robotics | factories and ports |
-    packaging robots, industrial pumps, cranes, milling machines
-  Logistics | Logistics, Freight | retailers and manufacturers |
-    container transport, cold storage, parcel delivery, rail freight
-Consumer Cyclical | 260 | 0.016 | 0.42
-  Retail | Stores, Outfitters | families and sports clubs |
-    outdoor clothing, furniture, kitchenware, running shoes
-  Auto Parts | Automotive, Mobility | car makers and fleets |
-    brake systems, electric drivetrains, car seats, charging stations
-Basic Materials | 540 | 0.015 | 0.31
-  Chemicals | Chemicals, Materials | farmers and builders |
-    coatings, fertiliser, adhesives, recycled plastics
-  Metals | Metals, Mining | makers of batteries and cables |
-    copper, lithium carbonate, aluminium sheet, rare earth oxides
-Communication Services | 410 | 0.016 | 0.55
-  Telecom | Telecom, Networks | households and public offices |
-    fibre connections, mobile plans, satellite links, business telephony
-  Media | Media, Interactive | readers, listeners and players |
-    puzzle games, a streaming service, podcasts, regional newspapers
-"""
+def _make_industry(name: str, surnames: Sequence[str], products: Sequence[str], customers: str) -> Industry:
+    return Industry(name, tuple(surnames), tuple(products), customers)
 
 
-def _read_sectors(table: str) -> tuple[Sector, ...]:
-    sectors: list[Sector] = []
-    for block in re.split(r"\n(?! )", table.strip().replace("|\n", "|")):
-        sector, *rows = ([cell.strip() for cell in row.split("|")] for row in block.split("\n"))
-        name, revenue, volatility, margin = sector
-        industries = tuple(
-            Industry(industry, tuple(surnames.split(", ")), tuple(products.split(", ")), customers)
-            for industry, surnames, customers, products in rows
-        )
-        sectors.append(Sector(name, int(revenue), float(volatility), float(margin), industries))
-    return tuple(sectors)
-
-
-SECTORS = _read_sectors(_SECTORS)
+SECTORS = tuple(
+    Sector(**{**sector, "industries": tuple(_make_industry(**each) for each in sector["industries"])})
+    for sector in WORDS["sectors"]
+)
 
 NUM_COMPANIES = 60
 
-COUNTRIES = {
-    "US": "the United States",
-    "CA": "Canada",
-    "GB": "the United Kingdom",
-    "DE": "Germany",
-    "NL": "the Netherlands",
-    "SE": "Sweden",
-    "JP": "Japan",
-    "SG": "Singapore",
-    "BR": "Brazil",
-    "IN": "India",
-}
+COUNTRIES: Mapping[str, str] = WORDS["countries"]
 
-_CITIES = (
-    *((city, "US") for city in ("Austin", "Boise", "Boston", "Chicago", "Columbus", "Dallas", "Denver", "Houston")),
-    *((city, "US") for city in ("Madison", "Nashville", "Oakland", "Omaha", "Pittsburgh", "Portland", "Raleigh")),
-    *((city, "US") for city in ("Sacramento", "Seattle", "Spokane", "Tampa", "Tucson")),
-    *(("Toronto", "CA"), ("Calgary", "CA"), ("Leeds", "GB"), ("Hamburg", "DE"), ("Utrecht", "NL")),
-    *(("Gothenburg", "SE"), ("Osaka", "JP"), ("Singapore", "SG"), ("Curitiba", "BR"), ("Pune", "IN")),
-)
+_CITIES: Sequence[tuple[str, str]] = WORDS["cities"]
 _ENDINGS = ("Inc.", "Inc.", "Corp.", "Corp.", "Group", "Holdings", "Co.")
 # In dollars. The revenue of a business is 0.6 to 1.8 times one of these.
 _REVENUES = (400_000_000, 1_000_000_000, 1_000_000_000, 3_000_000_000, 3_000_000_000, 10_000_000_000, 30_000_000_000)

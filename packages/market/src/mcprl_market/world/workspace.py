@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, time
 from functools import lru_cache
 
-from mcprl_market.world.companies import invent_people
+from mcprl_market.world.companies import WORDS, invent_people
 from mcprl_market.world.draws import Draws
 from mcprl_market.world.facts import Channel, ChatMessage, Period
 from mcprl_market.world.ledger import Ledger
@@ -15,61 +15,9 @@ from mcprl_market.world.market import open_market
 from mcprl_market.world.prices import NOW, TODAY, TRADING_DAYS, day_in_words, moment, percent_change
 from mcprl_market.world.texts import dollars, millions
 
-_CHANNELS = (
-    ("general", "Company-wide news and announcements"),
-    ("random", "Everything that fits nowhere else"),
-    ("trading-desk", "What we trade today, and why"),
-    ("earnings-watch", "Quarterly results of the companies we follow"),
-    ("research", "Longer reads and open questions"),
-    ("alerts", "Large moves at the close"),
-    ("portfolio", "Positions, risk and rebalancing"),
-    ("engineering", "Data feeds, tools and outages"),
-)
+_CHANNELS: Sequence[tuple[str, str]] = WORDS["channels"]
 # Channels without market topics. No message occurs twice in a channel.
-_SMALL_TALK = {
-    "general": (
-        "Please fill in the travel form before the end of the month.",
-        "The office closes early on the day before the holiday.",
-        "Welcome to our two new colleagues in operations!",
-        "The all-hands is on Tuesday at ten, in the large room.",
-        "Photos of the summer party are in the shared folder.",
-        "The new badge readers work from Monday on.",
-        "Reminder: security training is due this quarter.",
-        "Thanks to everyone who helped with the move to the second floor.",
-        "The minutes of the last all-hands are in the wiki.",
-        "We have a new address for invoices; see the wiki.",
-        "Parking is limited this week because of the works in the yard.",
-        "Expense reports are paid on Thursdays from now on.",
-    ),
-    "random": (
-        "The coffee machine on the third floor works again.",
-        "Who has the adapter for the projector?",
-        "Lunch at noon, the usual place?",
-        "Does anyone want two tickets for the concert on Saturday?",
-        "There is cake in the kitchen.",
-        "Somebody left a blue umbrella in the meeting room.",
-        "Chess after work, anyone?",
-        "My plant needs a home for two weeks.",
-        "The bakery at the corner has opened again.",
-        "Best crossword clue so far this week: seven letters, a kind of bridge.",
-        "Found a pair of glasses near the lift.",
-        "Who is in for the charity run?",
-    ),
-    "engineering": (
-        "The price feed was two seconds late this morning; it is fine now.",
-        "Deploying the new report job at six, expect a short gap.",
-        "Who owns the nightly backup? It wrote a warning.",
-        "The test environment has a fresh copy of last week's data.",
-        "Rotated the keys of the staging feed.",
-        "Dashboards load faster since we cache the daily bars.",
-        "The flaky test was a real race; the fix is in review.",
-        "Disk on the log machine is at seventy per cent.",
-        "I moved the scheduler to the new machine.",
-        "Please update your client before Monday.",
-        "Post-mortem of the outage is in the wiki.",
-        "The news feed repeats items after a reconnect; I am on it.",
-    ),
-}
+_SMALL_TALK: Mapping[str, Sequence[str]] = WORDS["small_talk"]
 _ID_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _NUM_PEOPLE = 12
 _NUM_DAYS = 5

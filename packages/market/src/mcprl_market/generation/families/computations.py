@@ -27,14 +27,7 @@ _ORDINALS = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
 _PLACES = ("biggest", *(f"{ordinal} biggest" for ordinal in _ORDINALS))
 
 
-@family(
-    EASY,
-    "What was the {what} of {symbol} on {day}? Two decimals.",
-    "Look up the daily bar of {name} ({symbol}) for {day} and give me the {what}, to the cent.",
-    "On {day}, what {what} did {symbol} have? Answer in dollars with two decimals.",
-    "From Polygon's daily prices of {symbol}: the {what} on {day}, to two decimals.",
-    "Go back to {day}: what was {symbol}'s {what} on that day, in dollars and cents?",
-)
+@family(EASY)
 def bar_of_day(material: Material) -> Draft:
     company, (what, read) = material.company(), material.one(OF_BAR)
     bar = material.one(material.bars(company, material.one(material.weeks)))
@@ -48,16 +41,7 @@ def bar_of_day(material: Material) -> Draft:
     )
 
 
-@family(
-    MEDIUM,
-    "What was the average daily close of {symbol} from {start} to {end}? Compute it with Python, two decimals.",
-    "Get the daily bars of {name} ({symbol}) between {start} and {end} and average the closing prices in Python, to "
-    "the cent.",
-    "With Python, work out the mean closing price of {symbol} over the days {start} through {end}. Two decimals.",
-    "Average close of {symbol}, {start} to {end}, calculated in Python and rounded to two decimals, please.",
-    "At what price did {symbol} close on average in the days from {start} up to {end}? Let Python do the sum; two "
-    "decimals.",
-)
+@family(MEDIUM)
 def week_average(material: Material) -> Draft:
     company, week = material.company(), material.one(material.weeks)
     closes = material.closes(company, week)
@@ -71,18 +55,7 @@ def week_average(material: Material) -> Draft:
     )
 
 
-@family(
-    MEDIUM,
-    "By how many percent did {symbol} move from its close on {start} to its close on {end}? Python, signed, two "
-    "decimals.",
-    "Use the daily bars of {name} ({symbol}) from {start} to {end} and compute in Python the change from the first "
-    "close to the last, in percent, signed, two decimals.",
-    "How did {symbol} do between the closes of {start} and {end}? Compute the percent change in Python; signed, two "
-    "decimals.",
-    "Percent return of {symbol} from the {start} close to the {end} close, computed with Python, signed, two decimals.",
-    "Had I bought {symbol} at the close of {start} and sold at the close of {end}, what would my return be? Python; "
-    "signed percent, two decimals.",
-)
+@family(MEDIUM)
 def week_return(material: Material) -> Draft:
     company, week = material.company(), material.one(material.weeks)
     closes = material.closes(company, week)
@@ -96,18 +69,7 @@ def week_return(material: Material) -> Draft:
     )
 
 
-@family(
-    MEDIUM,
-    "How many shares of {symbol} were traded in all from {start} to {end}? Add up the daily volumes with "
-    "process_mcp_data and give the exact number.",
-    "Sum the daily volumes of {name} ({symbol}) between {start} and {end} with process_mcp_data and give me the exact "
-    "total.",
-    "Fetch {symbol}'s daily bars from {start} to {end}, pass the volumes to process_mcp_data, and report their sum as "
-    "a whole number.",
-    "Total trading volume of {symbol}, {start} through {end}: let process_mcp_data add it up. Exact number.",
-    "Exactly how many {symbol} shares changed hands over the days {start} to {end}? Use process_mcp_data to add up "
-    "the volumes.",
-)
+@family(MEDIUM)
 def week_volume(material: Material) -> Draft:
     company, week = material.company(), material.one(material.weeks)
     volumes = [bar.volume for bar in material.bars(company, week)]
@@ -123,19 +85,7 @@ def week_volume(material: Material) -> Draft:
     )
 
 
-@family(
-    MEDIUM,
-    "What was the largest rise of {symbol} from one daily close to the next between {start} and {end}, in dollars? "
-    "Use create_data_pipeline: first the differences, then their maximum. Two decimals.",
-    "Take the daily closes of {name} ({symbol}) from {start} to {end} and build a pipeline with create_data_pipeline "
-    "that computes the differences and then the biggest one. In dollars, to the cent.",
-    "With create_data_pipeline, find the biggest gain in dollars between two consecutive closes of {symbol} from "
-    "{start} to {end}. Two decimals.",
-    "Run a data pipeline (create_data_pipeline) over {symbol}'s closes of {start} through {end}: differences, then "
-    "maximum. Report the largest rise in dollars with two decimals.",
-    "Between {start} and {end}, on which step from close to close did {symbol} gain most, and how many dollars was "
-    "it? Let create_data_pipeline compute the differences and the maximum; two decimals.",
-)
+@family(MEDIUM)
 def largest_rise(material: Material) -> Draft | None:
     company, week = material.company(), material.one(material.weeks)
     closes = material.closes(company, week)
@@ -155,14 +105,7 @@ def largest_rise(material: Material) -> Draft | None:
     )
 
 
-@family(
-    EASY,
-    "Which stock is today's {place} {side}, and by how many percent has it moved? Signed, two decimals.",
-    "Name the {place} {side} of the day with its percent change (sign and two decimals).",
-    "Look at the list of {side}s: who is the {place} one, and what is its change in percent, to two decimals?",
-    "What is the percentage change of the {place} {side} today? Give ticker and signed figure, two decimals.",
-    "Tell me about today's {place} {side}: its ticker and its move in percent, signed, two decimals.",
-)
+@family(EASY)
 def mover(material: Material) -> Draft | None:
     side, rank = material.one(SIDES), material.one(material.ranks)
     quote = material.mover(side, rank)
@@ -177,14 +120,7 @@ def mover(material: Material) -> Draft | None:
     )
 
 
-@family(
-    MEDIUM,
-    "Who is the CEO of today's {place} {side}?",
-    "Find the {place} {side} of the day, then tell me who runs that company.",
-    "Take the {place} name on today's list of {side}s and look up its chief executive.",
-    "Which person leads the company that is the {place} {side} today? Full name, please.",
-    "I want the name of the chief executive behind today's {place} {side}.",
-)
+@family(MEDIUM)
 def mover_chief(material: Material) -> Draft | None:
     side, rank = material.one(SIDES), material.one(material.ranks)
     quote = material.mover(side, rank)
@@ -200,16 +136,7 @@ def mover_chief(material: Material) -> Draft | None:
     )
 
 
-@family(
-    MEDIUM,
-    "Find today's top {count} {side}s and compute their average percent change with Python. Signed, two decimals.",
-    "What is the mean move of the {count} biggest {side}s today? Use Python; percent, signed, two decimals.",
-    "Get the {count} leading {side}s and average their changes in Python, signed, to two decimals.",
-    "Across the {count} biggest {side}s of the day, what is the average percentage change? Python, sign and two "
-    "decimals.",
-    "If I had held today's {count} biggest {side}s in equal parts, what would the average change be? Python; signed "
-    "percent, two decimals.",
-)
+@family(MEDIUM)
 def movers_average(material: Material) -> Draft | None:
     side, count = material.one(SIDES), material.one(material.ranks)
     changes = [quote.change_percent for quote in material.movers(side, count)]
@@ -225,19 +152,7 @@ def movers_average(material: Material) -> Draft | None:
     )
 
 
-@family(
-    MEDIUM,
-    "By how many percent is the price of {symbol} above (+) or below (-) that of {other}? Compute it with Python, "
-    "signed, to two decimals.",
-    "Compare the current prices of {name} ({symbol}) and {other_name} ({other}) with Python: how far is the first "
-    "from the second, in percent of the second, signed, two decimals?",
-    "Get both quotes, then use Python: (price of {symbol} - price of {other}) / price of {other}, in percent with two "
-    "decimals.",
-    "How much more expensive is a share of {symbol} than one of {other}, in percent? Use Python; a minus sign if it "
-    "is cheaper; two decimals.",
-    "Take the price of {other} as 100%. Using Python, how far above or below it is {symbol} now? Signed, in percent, "
-    "two decimals.",
-)
+@family(MEDIUM)
 def price_gap(material: Material) -> Draft:
     first, second = material.several(2)
     price, other = material.quote(first).price, material.quote(second).price
@@ -256,17 +171,7 @@ def price_gap(material: Material) -> Draft:
     )
 
 
-@family(
-    MEDIUM,
-    "Which is worth more by market cap, {symbol} or {other}? Name it with its market cap in whole dollars, and give "
-    "no other figure.",
-    "Compare the market capitalisations of {name} ({symbol}) and {other_name} ({other}). State the larger one in "
-    "whole dollars, and no other number.",
-    "{symbol} against {other}: whose market cap is bigger? Answer with the bigger figure alone, in dollars.",
-    "Look at the quotes of {symbol} and {other} and report only the higher of the two market caps, in whole dollars.",
-    "I want to know which of {other} and {symbol} the market values higher. Give just that company and its market cap "
-    "in whole dollars.",
-)
+@family(MEDIUM)
 def larger_value(material: Material) -> Draft | None:
     first, second = material.several(2)
     values = [material.quote(company).market_cap for company in (first, second)]
@@ -284,17 +189,7 @@ def larger_value(material: Material) -> Draft | None:
     )
 
 
-@family(
-    MEDIUM,
-    "What was the net margin of {symbol} in its last fiscal year? Use Python; percent, two decimals.",
-    "Work out with Python how many percent of its revenue {name} ({symbol}) kept as net income in the last fiscal "
-    "year, to two decimals.",
-    "Get the annual income statement of {symbol} and divide net income by revenue in Python. Percent, two decimals.",
-    "Net income as a percentage of revenue for {symbol}, latest annual statement: compute it in Python and round to "
-    "two decimals.",
-    "Of every 100 dollars that {name} ({symbol}) took in last fiscal year, how many were profit after everything? "
-    "Compute in Python, two decimals.",
-)
+@family(MEDIUM)
 def net_margin(material: Material) -> Draft:
     company = material.company()
     statement = material.statements(company)[0]
@@ -311,18 +206,7 @@ def net_margin(material: Material) -> Draft:
     )
 
 
-@family(
-    MEDIUM,
-    "Starting from its previous close, by how many percent must {symbol} move to reach ${target}? Use Python; signed, "
-    "two decimals.",
-    "Fetch the previous close of {name} ({symbol}) and compute in Python the percentage change if the price goes to "
-    "${target}. Signed, two decimals.",
-    "My target for {symbol} is ${target}. How far is that from the previous close in percent? Compute it with Python, "
-    "with the sign and two decimals.",
-    "With Python: the move in percent from {symbol}'s previous close to ${target}, signed, to two decimals.",
-    "Suppose {symbol} traded at ${target}. Relative to where it last closed, what change is that? Python, percent "
-    "with sign, two decimals.",
-)
+@family(MEDIUM)
 def price_target(material: Material) -> Draft:
     company = material.company()
     close = material.quote(company).previous_close
@@ -337,14 +221,7 @@ def price_target(material: Material) -> Draft:
     )
 
 
-@family(
-    MEDIUM,
-    "Find the ticker of {name}, then tell me what it trades at, to two decimals.",
-    "I don't know the symbol of {name}. Look it up and give me the current price to the cent.",
-    "Search for {name} and quote its current share price with two decimals.",
-    "What does one share of {name} cost now? You will have to find its ticker first. Two decimals.",
-    "Price check on {name}: look up its symbol, then report the current price in dollars and cents.",
-)
+@family(MEDIUM)
 def name_to_price(material: Material) -> Draft | None:
     company = material.company()
     if [found.symbol for found in material.market.search(company.name, 10)][:1] != [company.symbol]:
@@ -359,19 +236,7 @@ def name_to_price(material: Material) -> Draft | None:
     )
 
 
-@family(
-    MEDIUM,
-    "Check whether the market is open. If it is, give the current price of {symbol}; if not, its previous close. Two "
-    "decimals.",
-    "Is the stock market trading? If so I want the live price of {name} ({symbol}), otherwise its last close, to the "
-    "cent.",
-    "Look at the market status first. Market open: report {symbol}'s current price. Market closed: report its "
-    "previous close. Two decimals.",
-    "Depending on whether the market is open right now, tell me {symbol}'s current price (open) or previous close "
-    "(closed), to two decimals.",
-    "First see if trading is on. During trading hours I need {symbol}'s price now, outside of them the previous "
-    "close, in dollars and cents.",
-)
+@family(MEDIUM)
 def price_if_open(material: Material) -> Draft:
     company = material.company()
     quote = material.quote(company)

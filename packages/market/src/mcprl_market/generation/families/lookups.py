@@ -50,17 +50,7 @@ def _headline(material: Material, tool: str, argument: str) -> Draft | None:
     )
 
 
-@family(
-    EASY,
-    "With Python, compute what ${amount} grows to in {years} years at {rate}% a year, compounded yearly. Two decimals.",
-    "I put ${amount} aside at {rate}% yearly interest, compounded each year. How much is it after {years} years? Use "
-    "Python, to the cent.",
-    "Use Python: {amount} dollars, {years} years, {rate}% interest compounded annually. Final amount to two decimals?",
-    "What is the value of ${amount} after {years} years if it earns {rate}% each year and the interest is reinvested? "
-    "Run it in Python; two decimals.",
-    "A deposit of ${amount} earns {rate}% per year, added to the capital every year. Let Python find the balance "
-    "after {years} years, to two decimals.",
-)
+@family(EASY)
 def compound(material: Material) -> Draft:
     amount = material.draws.integer(12, 98) * 250
     rate = material.draws.integer(21, 89) / 10
@@ -75,14 +65,7 @@ def compound(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "What is {symbol} trading at right now? Answer in dollars to two decimals.",
-    "Give me the current share price of {name} ({symbol}), to the cent.",
-    "Pull the latest quote of {symbol} and tell me its price to two decimals.",
-    "How much does one share of {symbol} cost at the moment? Two decimals, please.",
-    "I need the live price of {name}, ticker {symbol}, in dollars and cents.",
-)
+@family(EASY)
 def price(material: Material) -> Draft:
     company = material.company()
     quote = material.quote(company)
@@ -95,14 +78,7 @@ def price(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "What is the {what} of {symbol}? Answer in dollars to two decimals.",
-    "From the quote of {symbol}, tell me the {what}, to the cent.",
-    "Look up {name} ({symbol}): I want its {what}, two decimals.",
-    "Today's trading in {symbol}: what has been the {what}? Round to two decimals.",
-    "Check where {symbol} has been so far: what is the {what}, in dollars and cents?",
-)
+@family(EASY)
 def day_range(material: Material) -> Draft:
     company, (what, read) = material.company(), material.one(_OF_QUOTE)
     value = read(material.quote(company))
@@ -115,14 +91,7 @@ def day_range(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "By how many percent is {symbol} up or down today? Give the sign and two decimals.",
-    "How has {name} ({symbol}) moved today, in percent? Two decimals, with a minus sign if it fell.",
-    "Tell me today's percentage change of {symbol}, signed, to two decimals.",
-    "What is the percent change of {symbol} against yesterday's close? Signed, two decimals.",
-    "Is {symbol} in the green today? Give the move in percent with its sign and two decimals.",
-)
+@family(EASY)
 def change_percent(material: Material) -> Draft:
     company = material.company()
     change = material.quote(company).change_percent
@@ -135,14 +104,7 @@ def change_percent(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "Where did {symbol} close on the last trading day? Two decimals.",
-    "What was the previous close of {name} ({symbol}) in dollars, to the cent?",
-    "Tell me {symbol}'s previous closing price to two decimals.",
-    "At what price did {symbol} finish the session before today's? Round to two decimals.",
-    "I forgot where {name} ({symbol}) ended up last session. Closing price to the cent, please.",
-)
+@family(EASY)
 def previous_close(material: Material) -> Draft:
     company = material.company()
     close = material.quote(company).previous_close
@@ -155,14 +117,7 @@ def previous_close(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "Ask Polygon for the previous trading day of {symbol}: what was the {what}? Two decimals.",
-    "According to Polygon, what was the {what} of {symbol} in its last full session, to the cent?",
-    "Use Polygon's previous-close data for {name} ({symbol}) and report the {what} to two decimals.",
-    "In Polygon's bar for the last finished session of {symbol}, what is the {what}? Two decimals.",
-    "Last completed session of {symbol} on Polygon: give me the {what} in dollars and cents.",
-)
+@family(EASY)
 def last_session(material: Material) -> Draft:
     company, (what, read) = material.company(), material.one(OF_BAR)
     bar = material.market.previous_close(company.symbol)
@@ -176,14 +131,7 @@ def last_session(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "Who is the chief executive of {name} ({symbol})?",
-    "Name the CEO in the company profile of {symbol}.",
-    "I have to write to the head of {name}, ticker {symbol}. What is the CEO's full name?",
-    "Look at the profile of {symbol} and tell me who leads the company.",
-    "Which person runs {symbol} as CEO, going by its profile?",
-)
+@family(EASY)
 def chief(material: Material) -> Draft:
     company = material.company()
     return Draft(
@@ -195,14 +143,7 @@ def chief(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "How many people work for {name} ({symbol})? Give the whole number from Polygon.",
-    "Use Polygon's ticker details to find the number of employees of {symbol}.",
-    "What is the headcount of {symbol} according to Polygon's details? The exact number, please.",
-    "Polygon lists how many employees {name} ({symbol}) has. What is that number?",
-    "How large is the staff of {symbol} in Polygon's details? Give the exact count.",
-)
+@family(EASY)
 def staff(material: Material) -> Draft:
     company = material.company()
     assert company.employees is not None  # every company of the world has one
@@ -215,14 +156,7 @@ def staff(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "Which company is listed under {symbol}? Give its full name.",
-    "Search for the ticker {symbol} and tell me the full company name behind it.",
-    "What is the full name of the company with the symbol {symbol}?",
-    "I saw {symbol} on the tape. Look up what the company is called in full.",
-    "{symbol}: whose ticker is that? The full name of the company, please.",
-)
+@family(EASY)
 def listed_name(material: Material) -> Draft:
     company = material.company()
     names = (other.name.removesuffix(".") for other in material.market.companies)
@@ -235,14 +169,7 @@ def listed_name(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "What was the {what} of {symbol} in its {when}? Answer in whole dollars.",
-    "From the income statement of {name} ({symbol}): {what} of the {when}, in whole dollars.",
-    "Tell me the {what} that {symbol} reported for the {when}, exactly, in dollars.",
-    "Look up {symbol}'s income statement and give the {what} for the {when} in whole dollars.",
-    "How many dollars of {what} did {name} ({symbol}) report for the {when}? The exact figure, please.",
-)
+@family(EASY)
 def earnings(material: Material) -> Draft:
     company, (what, read), (period, when) = material.company(), material.one(_OF_STATEMENT), material.one(_PERIODS)
     value = read(material.statements(company, period)[0])
@@ -257,38 +184,17 @@ def earnings(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "What is the {place} headline about {symbol}? Quote it word for word, and no other.",
-    "Give me the title of the {place} piece of stock news on {name} ({symbol}), exactly as written.",
-    "Find the {place} news item tagged {symbol} and repeat only its headline, verbatim.",
-    "Check the stock news for {symbol}: how does the {place} headline read, word for word?",
-    "What did the press write about {symbol}? I want the exact title of the {place} article only.",
-)
+@family(EASY)
 def headline(material: Material) -> Draft | None:
     return _headline(material, "fmp_get_stock_news", "tickers")
 
 
-@family(
-    EASY,
-    "Use Polygon news: what is the {place} headline on {symbol}, word for word?",
-    "According to Polygon's news for {name} ({symbol}), what is the {place} article called? Quote that title only.",
-    "Quote the title of the {place} Polygon article about {symbol} exactly, and nothing else.",
-    "Fetch Polygon's news for {symbol} and repeat the {place} headline verbatim.",
-    "Polygon's {place} story on {name} ({symbol}): give its title exactly as printed.",
-)
+@family(EASY)
 def polygon_headline(material: Material) -> Draft | None:
     return _headline(material, "polygon_get_news", "ticker")
 
 
-@family(
-    EASY,
-    "In which city does {name} have its headquarters? Ask the web.",
-    "Find out online where {name} ({symbol}) is based and name the city.",
-    "Use the web Q&A to find the city in which {name} has its head office.",
-    "Which city is home to the headquarters of {symbol}? Look for a direct answer on the web.",
-    "I am to visit the main office of {name} ({symbol}). To which city do I travel?",
-)
+@family(EASY)
 def home_city(material: Material) -> Draft:
     company = material.company()
     return Draft(
@@ -300,14 +206,7 @@ def home_city(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "Search the web: in what year was {name} founded?",
-    "Do a web search for {name} ({symbol}) and tell me its founding year.",
-    "Since which year has {name} existed? Search for a page that says so.",
-    "Look {name} up with a web search and give the year in which it was established.",
-    "How far back does the history of {name} go? Search the web for its founding year.",
-)
+@family(EASY)
 def founding_year(material: Material) -> Draft:
     company = material.company()
     assert company.founded is not None  # every company of the world has one
@@ -320,14 +219,7 @@ def founding_year(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "What is the Slack id of the channel #{room}?",
-    "List our Slack channels and give me the id of #{room} only.",
-    "I need the channel id of #{room}. Which is it?",
-    "Which id does #{room} have in our Slack workspace?",
-    "Look through the Slack channels for #{room} and tell me its id.",
-)
+@family(EASY)
 def channel_id(material: Material) -> Draft:
     channel = material.one(material.channels)
     return Draft(
@@ -339,14 +231,7 @@ def channel_id(material: Material) -> Draft:
     )
 
 
-@family(
-    EASY,
-    "Who wrote the {place} message in #{room}? Give the user name as Slack shows it.",
-    "Read the history of #{room}: which user posted the {place} message?",
-    "Look into the Slack channel #{room} and name the author of the {place} message.",
-    "Give me the user name behind the {place} post in #{room}.",
-    "By whom is the {place} message that stands in #{room}? Just the user name.",
-)
+@family(EASY)
 def author(material: Material) -> Draft:
     channel, place = material.one(material.channels), material.draws.integer(0, len(_MESSAGES) - 1)
     messages = material.workspace.history(channel.id, 100)
@@ -361,15 +246,7 @@ def author(material: Material) -> Draft:
     )
 
 
-@family(
-    MEDIUM,
-    "The {place} message in #{room} is about a stock. What does that stock trade at now? Two decimals.",
-    "Read #{room}, take the ticker in the {place} message, and give me its current price to the cent.",
-    "Which stock does the {place} post in #{room} name, and what is its price right now, to two decimals?",
-    "Check the {place} message in the Slack channel #{room} for a ticker and quote that stock, two decimals.",
-    "Somebody wrote about a stock in #{room}; it is the {place} message. Tell me the price of that stock now, in "
-    "dollars and cents.",
-)
+@family(MEDIUM)
 def mentioned_price(material: Material) -> Draft | None:
     channel, place = material.one(material.channels), material.draws.integer(0, len(_MESSAGES) - 1)
     text = material.workspace.history(channel.id, 100)[place].text
@@ -390,18 +267,7 @@ def mentioned_price(material: Material) -> Draft | None:
     )
 
 
-@family(
-    MEDIUM,
-    "Polygon's news has an article on a supply agreement of {symbol}. What does the other company's stock trade at? "
-    "Two decimals.",
-    "With whom did {name} ({symbol}) sign a supply agreement, according to Polygon's news? Give me the current price "
-    "of that partner's stock to the cent.",
-    "Find the supply agreement in the Polygon news of {symbol} and quote the stock of the other party, two decimals.",
-    "Look in Polygon's news for the company that signed a supply agreement with {symbol}, then tell me its share "
-    "price to two decimals.",
-    "{symbol} has a partner in a supply agreement; Polygon's news names it. What is one share of the partner worth "
-    "now, in dollars and cents?",
-)
+@family(MEDIUM)
 def partner_price(material: Material) -> Draft | None:
     company = material.company()
     deals = [article for article in material.market.news([company.symbol], 10) if "supply agreement" in article.title]
