@@ -269,7 +269,7 @@ class _Explorer:
 
 
 def _near_first(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield combinations, those with the likeliest values first."""
+    """Yield combinations, those with the most likely values first."""
     indices = product(*(range(len(each)) for each in choices))
     for places in sorted(islice(indices, 5000), key=lambda places: (sum(places), places)):
         yield tuple(each[place] for each, place in zip(choices, places, strict=True))
