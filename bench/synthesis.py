@@ -34,7 +34,7 @@ def _question(task: Task) -> str:
 
 
 def _static_faults(train: list[Task], validation: list[Task]) -> Counter[str]:
-    """Count leaks, duplicates and entities of both splits."""
+    """Count leaks, duplicates and entities of both training and validation."""
     wrong: Counter[str] = Counter()
     asked = Counter(normalised_question(task) for task in (*train, *validation))
     wrong["duplicates"] = sum(number - 1 for number in asked.values())

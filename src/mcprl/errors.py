@@ -278,9 +278,9 @@ class NoReachableToolError(ConfigurationError, code="E-TASK-003"):
 
     Causes: no read-only tool can be called without arguments; no result holds a value that another tool takes; the
     servers do not declare which tools are read-only.
-    Fix: give values in a file, `mcprl tasks synthesize --hints hints.yaml`.
+    Fix: pass values in a file: `mcprl tasks synthesize --hints hints.yaml`.
     Example: no tool of directory can be called with known values: find_person needs name, list_people needs city. Fix:
-    write values for them into a file, such as `values: {city: [...]}`, and give it with --hints.
+    write values for them into a file, such as `values: {city: [...]}`, and pass it with --hints.
     """
 
 
@@ -290,7 +290,7 @@ class NoConsentError(ConfigurationError, code="E-TASK-004"):
     Causes: the command asks before it calls tools, but its input is not a terminal; --allow-writes names an unknown
     server.
     Fix: review the tools that it lists, then pass --yes.
-    Example: nobody agreed to calling 21 tools up to 260 times each. Fix: answer y, or give --yes.
+    Example: calling 21 tools up to 260 times each needs your consent. Fix: answer y, or pass --yes.
     """
 
 
@@ -458,9 +458,9 @@ class NoRoomError(ConfigurationError, code="E-RUN-005"):
 
     Causes: a full disk; all weights are trained, so each checkpoint is as large as the model and its optimizer state;
     many checkpoints are kept.
-    Fix: free space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
+    Fix: free up space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
     Example: a checkpoint takes 12.4 GB; 4 are kept at most, and one more while it is written (62.0 GB); 31.0 GB are
-    free. Fix: free space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
+    free. Fix: free up space, set training.outputs to a larger disk, or lower training.keep_checkpoints.
     """
 
 

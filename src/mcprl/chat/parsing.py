@@ -195,7 +195,7 @@ def call_of(data: object, *, arguments_in: tuple[str, ...]) -> ToolCall:
     fields = cast("dict[str, Any]", data)
     name = fields.get("name")
     if not isinstance(name, str) or not name:
-        return unusable_call(Problem.NO_NAME.say(where=', which belongs in "name"'))
+        return unusable_call(Problem.NO_NAME.say(where=': "name" must be the name of a tool'))
     given = [field for field in arguments_in if field in fields]
     if len(given) > 1 or (not given and len(fields) > 1):
         found = " and ".join(repr(field[:_EXCERPT]) for field in given or [f for f in fields if f != "name"][:1])

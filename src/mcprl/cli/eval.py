@@ -58,14 +58,12 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     recipe: Annotated[
         Path | None, typer.Argument(help="Recipe with the model, servers and limits.", show_default=False)
     ] = None,
-    tasks: Annotated[
-        Path | None, typer.Option("--tasks", help="Task file; default: tasks.validation of the recipe.")
-    ] = None,
+    tasks: Annotated[Path | None, typer.Option("--tasks", help="Task file; default: tasks.validation.")] = None,
     suite: Annotated[str | None, typer.Option("--suite", help="Benchmark, such as bfcl-multi-turn.")] = None,
     adapter: Annotated[
         Path | None, typer.Option("--adapter", exists=True, file_okay=False, help="Adapter from an earlier run.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Folder, hub name, or name at --endpoint.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Folder, or name on the hub or at --endpoint.")] = None,
     episodes: Annotated[int, typer.Option("--episodes", "-k", min=1, help="Episodes per task.")] = 1,
     sample: Annotated[int | None, typer.Option("--sample", min=1, help="Evaluate N tasks, drawn by the seed.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily (temperature close to 0).")] = False,

@@ -41,7 +41,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedChat:
-    """The messages before the assistant's first turn, and the turns. Messages after the last turn are left out."""
+    """The messages before the assistant's first turn, and the turns. Messages after the last turn are dropped."""
 
     prompt: tuple[Message, ...]
     exchanges: tuple[Exchange, ...]

@@ -1,8 +1,8 @@
 """Demonstrations: solutions of tasks, or recorded conversations, run as episodes for the policy to imitate.
 
 A demonstration is a trajectory like any other, produced by the same loop with the same prompt, tools, grammar and
-limits. But its turns are not sampled: each turn comes from a script and is encoded as tokens of the policy. No
-errors are injected. Its logprobs have no meaning. A demonstration that does not solve its task is refused.
+limits. But its turns are not sampled: each turn comes from a script and is encoded as tokens of the policy. No errors
+are injected. Its logprobs have no meaning. A demonstration that does not solve its task is rejected.
 
 `play` and `play_gold` run solutions without a model: only the environment is used, and there are no tokens.
 """

@@ -30,7 +30,7 @@ _MAX_EXCERPT_CHARS: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSettings:
-    """A model behind an endpoint that plays tasks. `body` changes fields of each request; None removes a field.
+    """The endpoint of a model that plays tasks. `body` changes fields of each request; None removes a field.
 
     EndpointSettings(url="https://api.openai.com/v1", model="gpt-5", price=(1.25, 10.0), max_usd=2.0, per_minute=500,
                      body={"max_tokens": None, "max_completion_tokens": 2000})
@@ -52,7 +52,7 @@ class EndpointSettings:
 
 
 class SettingNames(NamedTuple):
-    """How errors call an endpoint and its settings: SettingNames("the judge", "rewards.judge.url", …)."""
+    """Names of an endpoint and its settings, for errors: SettingNames("the judge", "rewards.judge.url", …)."""
 
     who: str
     url: str
@@ -62,9 +62,10 @@ class SettingNames(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class EndpointUse:
-    """What was asked of an endpoint: EndpointUse(requests=40, prompt_tokens=31_000, completion_tokens=2_100, usd=0.06).
+    """The requests to an endpoint so far: EndpointUse(requests=40, prompt_tokens=31_000, completion_tokens=2_100,
+    usd=0.06).
 
-    `requests` includes those that failed. `usd` is None without prices. A request whose answer was lost counts with the
+    `requests` includes those that failed. `usd` is None without prices. A request whose answer was lost counts at the
     most that it can have cost.
     """
 
@@ -86,7 +87,7 @@ class _Billed(BaseModel):
 
 
 class Spending:
-    """Counts tokens and money. Each request reserves the most that it can cost, so no cap is ever exceeded."""
+    """Counts tokens and money. Each request reserves the most that it can cost, so the cap is never exceeded."""
 
     def __init__(self, price: tuple[float, float] | None, max_usd: float | None) -> None:
         self.use = EndpointUse(usd=None if price is None else 0.0)
@@ -96,7 +97,8 @@ class Spending:
         self._settled = asyncio.Event()
 
     async def reserve(self, content: bytes, max_tokens: int | None) -> float:
-        """Return the most that a request can cost, reserved. Wait for running requests if they may leave enough."""
+        """Reserve the most that a request can cost, and return it. Waits if running requests may leave enough of the
+        cap."""
         most = self._usd(len(content), max_tokens or 0)  # a token is at least one byte
         if self._max_usd is None:
             return most
@@ -114,7 +116,7 @@ class Spending:
         return most
 
     def settle(self, reserved: float, cost: float | None) -> None:
-        """Replace a reservation by the cost. None: the answer was lost, so it counts with the most it can have cost."""
+        """Replace a reservation with the cost. None: the answer was lost, so the reservation stays."""
         if self._max_usd is not None:
             self._reserved.remove(reserved)
         if self.use.usd is not None:
@@ -122,7 +124,7 @@ class Spending:
         self._settled.set()
 
     def cost_of(self, response: httpx2.Response) -> float | None:
-        """Count the tokens of an answer, and return its cost. Refused requests cost nothing."""
+        """Count the tokens of an answer, and return its cost. Rejected requests cost nothing."""
         if not response.is_success:
             return 0.0
         try:
@@ -138,7 +140,8 @@ class Spending:
 
 
 class ChatEndpoint:
-    """A client of one endpoint, open while its context is entered. `fail` makes the error if the endpoint fails."""
+    """A client of one endpoint, open while its context is entered. `fail` creates the error to raise if the endpoint
+    fails."""
 
     def __init__(
         self,
@@ -180,7 +183,8 @@ class ChatEndpoint:
         return self._spending.use
 
     async def ask(self, body: Mapping[str, Any], *, waits_s: Sequence[float], longest_wait_s: float) -> httpx2.Response:
-        """Return the answer to a request, which may be a refusal. Retry overload, failures and cut connections.
+        """Return the answer to a request, which may be a rejection. Retries after overload, failures and broken
+        connections.
 
         After 429 or 503, no request of this client is sent for as long as the endpoint asks.
         """
@@ -240,7 +244,7 @@ def _excerpt(text: str) -> str:
 
 
 def authorization(names: SettingNames, variable: str | None, keys: Mapping[str, str], url: str = "") -> dict[str, str]:
-    """Return the header with the key in `variable`. An endpoint on this machine (`url`) may do without."""
+    """Return the header with the key in `variable`. An endpoint on this machine (`url`) needs no key."""
     if variable is None:
         return {}
     key = keys.get(variable, "").strip()

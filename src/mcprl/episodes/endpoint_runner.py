@@ -1,9 +1,9 @@
 """Lets a model behind an OpenAI-compatible endpoint play tasks, with the tools, limits and rewards of training.
 
-Messages and tool definitions go out; `tool_calls` come back, or calls written as `<tool_call>` in the text. An endpoint
-gives no token ids and no logprobs, so a trajectory has its turns, calls, observations and rewards, and no tokens:
-`Trajectory.endpoint_tokens` has the endpoint's own counts. A `Batch` refuses such a trajectory, so it is never trained
-on. `sampling.constrain` and `sampling.stop` are about tokens, and are not sent.
+It sends messages and tool definitions, and receives `tool_calls`, or calls written as `<tool_call>` in the text. An
+endpoint returns no token ids and no logprobs, so a trajectory has turns, calls, observations and rewards, but no
+tokens: `Trajectory.endpoint_tokens` has the endpoint's own counts. A `Batch` refuses such a trajectory, so it is never
+trained on. `sampling.constrain` and `sampling.stop` depend on tokens, and are not sent.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The unit is a turn with calls. A turn is lost if the attempt ended in it. For each task, tool and word in the arguments,
 Fisher's exact test tests whether turns with it are lost more often than turns without it. With the Bonferroni
-correction, the probability of any false alarm is at most `_ALPHA`, if faults hit turns independently. This is not the
-case for one fault that ends many episodes at once.
+correction, the probability of any false alarm is at most `_ALPHA`, if faults hit turns independently. That does not
+hold for one fault that ends many episodes at once.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ Method = Literal["sample", "spend", "refund", "take_place", "free_place", "pause
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A worker's call of a method of the driver: Request(8, "take_place", ("fmp",))."""
+    """A call from a worker to a method of the driver: Request(8, "take_place", ("fmp",))."""
 
     id: int
     method: Method

@@ -10,8 +10,8 @@
         "Share of the numbers in the answer that some tool returned."
 
 The process can be killed. So if a function blocks, even while it holds the GIL, only its deadline is missed. A function
-gets a copy of the episode and returns a number. Calls of `episode.probe` are made by the main process.
-The code is read once per run. Later starts of the process, here and on workers, run what was read.
+gets a copy of the episode and returns a number. Calls of `episode.probe` are made by the main process. The code is read
+once per run. If the process starts again, here or on a worker, it runs the same code.
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ class RewardFunctions:
     async def grade_group(
         self, task: Task, trajectories: Sequence[Trajectory], rewards: RewardsConfig
     ) -> tuple[Trajectory, ...]:
-        """Return a complete group with the parts of the functions per group. The last turns get what they add.
+        """Return a complete group with the parts of the functions per group, whose values go to the last turns.
 
-        An episode that never began, or that ended its server, keeps its reward.
+        An episode that never began, or that crashed its server, keeps its reward.
         """
         views = tuple(_view(task, trajectory) for trajectory in trajectories)
         names = self.of_groups

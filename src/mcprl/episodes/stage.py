@@ -71,8 +71,8 @@ async def open_kit(
 ) -> AsyncGenerator[PlayerKit]:
     """Open the kit of `config` with an open toolbox. Raises if a tool that `tasks` offer has no grammar.
 
-    `code` is that of the reward functions and checks, if another process read it. `tell` is called with a message
-    before each slow step.
+    `code` is the code of the reward functions and checks, if another process has read it. `tell` is called with a
+    message before each slow step.
     """
     preamble = load_preamble(config.tasks.preamble)
     async with AsyncExitStack() as stack:

@@ -276,7 +276,7 @@ def forecast(checkpoint_bytes: int, keep: int, free_bytes: int) -> str:
     )
     if needed > free_bytes:
         raise NoRoomError(
-            line, fix="free space, set training.outputs to a larger disk, or lower training.keep_checkpoints"
+            line, fix="free up space, set training.outputs to a larger disk, or lower training.keep_checkpoints"
         )
     return line
 

@@ -102,7 +102,7 @@ class Conversation:
 
 
 class Corpus:
-    """All conversations of an import: the argument values that names refer to, and how many answers have each word."""
+    """All conversations of an import: the argument values that names refer to, and the number of answers per word."""
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
         self.conversations = conversations
@@ -122,7 +122,7 @@ class Corpus:
         return values if len(values) <= 2 else set()
 
     def is_rare(self, word: str) -> bool:
-        """Return True for a #name, and for a word that is in few answers, unlike CEO or ETF."""
+        """Return True for a #name, and for a word that occurs in few answers, unlike CEO or ETF."""
         return word.startswith("#") or self._uses[word] <= max(3, len(self.conversations) // 30)
 
 
@@ -456,7 +456,7 @@ _CHEAP_POLICIES = ("wrong arguments", "empty answer", "another answer", "questio
 
 
 def why_unproven(scores: Mapping[str, float]) -> str | None:
-    """Return what the scores of `prove` speak against, or None if they prove the goal."""
+    """Return why the scores of `prove` do not prove the goal, or None if they do."""
     if scores["recorded"] != 1.0:
         return f"the recorded calls and answer score {scores['recorded']:.2f}"
     if scores["nothing"] != 0.0:

@@ -138,7 +138,8 @@ class ImportedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedProject:
-    """The result of an import. `worlds` says where the calls of each tool go, `unreadable` what was left out and why.
+    """The result of an import. `worlds` has where the calls of each tool go; `unreadable` has what was left out and
+    why.
 
     ImportedProject(folder=Path("quotes"), rows=(ImportedRow(…), …), worlds={"get_quote": "recorded"}, unreadable=())
     """

@@ -52,11 +52,12 @@ class Dealer(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return, as JSON, everything that later deals depend on, except the configuration and the tasks."""
+        """Return everything that later deals depend on, as JSON, except the configuration and the tasks."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state. Raises TaskFileError if it is of another kind of order or of other tasks."""
+        """Continue from a saved state. Raises TaskFileError if the state is for another kind of order or for other
+        tasks."""
         ...
 
 

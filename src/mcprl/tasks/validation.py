@@ -305,7 +305,8 @@ def duplicates(entries: Sequence[TaskEntry]) -> Iterator[tuple[TaskEntry, str]]:
 
 
 def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
-    """Yield entries of `file` that are also in `other`: by question, or by goal and solution. Ids may be shared."""
+    """Yield entries of `file` that are also in `other`: with the same question, or the same goal and solution. Ids may
+    be shared."""
     questions = {normalised_question(entry.task): entry for entry in other.entries}
     solutions = {key: entry for entry in other.entries if (key := _goal_and_solution(entry.task)) is not None}
     for entry in file.entries:

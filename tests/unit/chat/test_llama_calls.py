@@ -77,12 +77,12 @@ def test_an_answer_in_json_is_not_a_call(text):
         ('<|python_tag|>{"answer": 42}', "", "does not name a tool"),
         ("<|python_tag|>[1]", "", 'must be a JSON object with "name" and "parameters"'),
         (QUOTE + "}", "quote", "the JSON of the call is followed by '}', but only another call may follow"),
-        (QUOTE + " Done.", "quote", "comes 'Done.'"),
+        (QUOTE + " Done.", "quote", "followed by 'Done.'"),
         ('{"name": 3}', "", "does not name a tool"),
         ('{"name": "quote", "symbol": "AAPL"}', "quote", "must be in \"parameters\", but the call has 'symbol'"),
         ('{"name": "quote", "parameters": {}, "arguments": {}}', "quote", "has 'parameters' and 'arguments'"),
         ('{"name": "quote", "parameters": "AAPL"}', "quote", 'must be a JSON object, in "parameters"'),
-        ('{"name": "quote", "parameters": {"x": NaN}}', "quote", "infinite or none"),
+        ('{"name": "quote", "parameters": {"x": NaN}}', "quote", "NaN or an infinite number"),
         ('{"name": "quote", "parameters": {"x": ' + "[" * 5000, "", "nested too deeply"),
         ('{"name": "quote", "parameters": {"x": ' + "9" * 5000, "", "too many digits"),
     ],
@@ -103,7 +103,7 @@ def test_a_turn_has_a_hundred_and_twenty_eight_calls_at_most():
     assert [problem for *_, problem in read(QUOTE * MAX_CALLS)] == [None] * MAX_CALLS
     problems = [problem for *_, problem in read(QUOTE * 1000)]
     assert problems[:-1] == [None] * MAX_CALLS
-    assert "128 calls at most" in (problems[-1] or "")
+    assert "at most 128 calls" in (problems[-1] or "")
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)

@@ -223,7 +223,7 @@ def test_show_lists_tasks_and_prints_one(run, write):
         "find_person, list_people",
         "Contains(text='America/Lima')",
         'find_person(name="Ana")',
-        "list_people(city=\"Lima\") says Contains(text='Ana')",
+        "list_people(city=\"Lima\") returns Contains(text='Ana')",
         "It is polite.\\x1b[31m",
         "It is America/Lima.",
     ):

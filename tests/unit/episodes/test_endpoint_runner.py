@@ -235,7 +235,7 @@ async def test_costs_are_those_of_the_tokens_and_no_request_may_exceed_the_cap()
             await play(runner)
         assert use.usd == pytest.approx(0.105)
         with pytest.raises(
-            BudgetExceededError, match=r"may cost \$0\.2000, and \$0\.1050 of \$0\.302 are spent.*--max-usd"
+            BudgetExceededError, match=r"may cost \$0\.2000, and \$0\.1050 of \$0\.302 has been spent.*--max-usd"
         ):
             await play(runner)
     assert len(at.requests) == 21

@@ -19,6 +19,12 @@ STUMBLES = {
     r"\bis told (?:of|that|its|how)\b": ("gets, receives", "the tracker is told of it"),
     r"\bto know of\b": ("warnings", "12 well, 2 to know of"),
     r"\bof no use\b": ("useless", "of no use without a GPU"),
+    r"\banew\b": ("again, new", "the server is started anew"),
+    r"\blikel(?:ier|iest)\b": ("more likely, most likely", "the likeliest token"),
+    r"\blives? on\b": ("survives, continues", "no process lives on"),
+    r"\b(?:told|tells?) of\b": ("receives, reports", "trackers are told of it"),
+    r"\bgo(?:es)? on\b": ("continues", "the run goes on"),
+    r"\bprocessor second\b": ("per CPU second", "tokens a processor second"),
     r"\b(?:nats|ms|seconds|tokens|calls|updates) an? (?:token|call|second|minute|hour|step|turn)\b": (
         "per",
         "3 ms a call",
@@ -34,6 +40,9 @@ def read_by_people() -> list[Path]:
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("docs/guides/*.md"),
         *ROOT.glob("recipes/**/*.yaml"),
+        *PACKAGE.glob("scaffold/template/*.*"),
+        ROOT / "promises.toml",
+        ROOT / "bench" / "README.md",
     ]
     return [*code, *(page for page in pages if page.name != "CHANGELOG.md")]
 

@@ -32,7 +32,7 @@ _NAMES = SettingNames("the wording model", "--wording-endpoint", "--wording-mode
 
 
 class Hints(BaseModel):
-    """What the user knows: values by `tool.argument` or by argument, and settings of servers as in a recipe."""
+    """Hints of the user: values by `tool.argument` or by argument, and settings of servers as in a recipe."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,22 +43,26 @@ class Hints(BaseModel):
 def synthesize(  # noqa: PLR0913 - each is an option of the command line
     servers: Annotated[Path, typer.Option("--servers", help="mcpServers file.")],
     out: Annotated[
-        Path, typer.Option("--out", help="Folder for the tasks: a new one, or one of an earlier synthesis.")
+        Path, typer.Option("--out", help="Folder for the tasks: a new one, or that of an earlier synthesis.")
     ],
-    count: Annotated[int, typer.Option("--count", min=1, help="Tasks to make, in both splits together.")] = 400,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of all choices.")] = 7,
-    yes: Annotated[bool, typer.Option("--yes", help="Call the tools without asking.")] = False,
+    count: Annotated[
+        int, typer.Option("--count", min=1, help="Number of tasks, training and validation together.")
+    ] = 400,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of all random choices.")] = 7,
+    yes: Annotated[bool, typer.Option("--yes", help="Call the tools without asking for confirmation.")] = False,
     allow_writes: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow-writes", metavar="SERVER", help="Also call tools of this server that write. May be repeated."
+            "--allow-writes",
+            metavar="SERVER",
+            help="Also call tools of this server that are not read-only. May be repeated.",
         ),
     ] = None,
     hints: Annotated[
-        Path | None, typer.Option("--hints", help="YAML file: values of arguments, and settings of servers.")
+        Path | None, typer.Option("--hints", help="YAML file with values of arguments and settings of servers.")
     ] = None,
     cassette: Annotated[
-        Path | None, typer.Option("--cassette", help="File of recorded calls; default: cassette.sqlite in --out.")
+        Path | None, typer.Option("--cassette", help="Cassette for the calls; default: cassette.sqlite in --out.")
     ] = None,
     distractors: Annotated[
         int, typer.Option("--distractors", min=0, help="Tools that each task offers and does not need.")
@@ -78,10 +82,10 @@ def synthesize(  # noqa: PLR0913 - each is an option of the command line
     ] = None,
     attempts: Annotated[int, typer.Option("--attempts", min=2, help="Attempts per task with --calibrate.")] = 4,
 ) -> None:
-    """Make tasks from any MCP servers; each answer is proven by execution. No language model is needed.
+    """Make tasks from any MCP servers, with answers that are proven by execution. No language model is needed.
 
     Only tools that their server declares read-only are called, unless --allow-writes names the server. All calls are
-    recorded: the same command makes none the second time.
+    recorded, so the same command makes no calls the second time.
     """
     import asyncio
 
@@ -96,7 +100,7 @@ def synthesize(  # noqa: PLR0913 - each is an option of the command line
         if name not in names:
             raise NoConsentError(
                 f"--allow-writes {name}: {servers} has no such server{did_you_mean(name, names)}",
-                fix="name a server of the file",
+                fix="use the name of a server in the file",
             )
     _require_ours(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -176,10 +180,11 @@ async def _run(
             figures = made.write(out)
     calls, replayed = made.world.cost.calls.total(), made.world.cost.replayed
     for line in (
-        f"{figures['tasks']} tasks of {figures['families']} families: {figures['train']} to train on, "
-        f"{figures['validation']} to validate on",
-        f"{figures['linked_share']:.0%} pass values between calls, {figures['several_servers_share']:.0%} use several "
-        f"servers, {figures['writes_share']:.0%} write; {sum(figures['rejected'].values())} candidates were rejected",
+        f"{figures['tasks']} tasks of {figures['families']} families: {figures['train']} for training, "
+        f"{figures['validation']} for validation",
+        f"{figures['linked_share']:.0%} pass values between calls, {figures['several_servers_share']:.0%} use "
+        f"several servers, {figures['writes_share']:.0%} write; {sum(figures['rejected'].values())} "
+        "candidates were rejected",
         f"{calls} calls made, {replayed} replayed; {out / 'report.md'} has the details",
     ):
         console.print(words(line), soft_wrap=True)
@@ -195,13 +200,13 @@ def _ask(console: Console, world: World, count: int, yes: bool) -> None:
     for tool in world.catalog:
         allowed = world.may_call(tool)
         called += allowed
-        calls = f"at most {call_limit(count)}" if allowed else "none: it may write"
+        calls = f"at most {call_limit(count)}" if allowed else "none: not read-only"
         table.add_row(words(tool.server), words(tool.name), calls)
     console.print(table, "The calls of the tasks are repeated on two fresh servers.", sep="\n")
     if not yes and not (sys.stdin.isatty() and typer.confirm("Call these tools?")):
         raise NoConsentError(
-            f"nobody agreed to calling {called} tools up to {call_limit(count)} times each",
-            fix="read the list above, then answer y or give --yes",
+            f"calling {called} tools up to {call_limit(count)} times each needs your consent",
+            fix="review the list above, then answer y or pass --yes",
         )
 
 
@@ -215,7 +220,10 @@ def _read_hints(path: Path | None) -> Hints:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise BadValueError(
             f"--hints {path}: {' '.join(problem.split())}",
-            fix="write `values: {ARGUMENT: [VALUE, …]}`, also as TOOL.ARGUMENT, and perhaps `settings: {SERVER: {…}}`",
+            fix=(
+                "write `values: {ARGUMENT: [VALUE, …]}` (ARGUMENT or TOOL.ARGUMENT) and, if needed, `settings: "
+                "{SERVER: {…}}`"
+            ),
         ) from error
 
 
@@ -223,4 +231,7 @@ def _require_ours(out: Path) -> None:
     """Refuse a folder with files that this command did not write."""
     others = sorted({path.name for path in out.iterdir()} - _OURS - set(_SQLITE)) if out.is_dir() else []
     if others:
-        raise BadValueError(f"{out} holds {others[0]}", fix="give a new folder, or one of an earlier synthesis")
+        raise BadValueError(
+            f"{out} contains {others[0]}, which this command did not write",
+            fix="pass a new folder, or that of an earlier synthesis",
+        )

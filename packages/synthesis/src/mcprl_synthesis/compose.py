@@ -1,7 +1,7 @@
-"""Compose tasks from proven links: plans of calls, their execution, and the words of the question.
+"""Composes tasks from proven links: plans of calls, their execution, and the wording of the question.
 
-Executing a plan gives the solution. Its question has names of tools, arguments and fields, proven values, and nothing
-else that a server wrote.
+Executing a plan gives the solution. Of what a server wrote, the question contains only names of tools, arguments and
+fields, and proven values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NEAR: Final = 6  # a question does not count further down a list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A call: arguments that the question gives, and arguments that are fields of earlier results (step, ref)."""
+    """A call. Its arguments are given in the question, or are fields of earlier results (step, ref)."""
 
     tool: str
     given: tuple[tuple[str, Any], ...] = ()
@@ -47,8 +47,8 @@ class Step:
 class Effect:
     """A proven write: after it, the probe shows the payload, or with `removes` no longer does.
 
-    `marks` are arguments that may have any value. `probed` are the probe's arguments: each has a value, or that of an
-    argument of the write.
+    `marks` are arguments that may have any value. `probed` are the probe's arguments; each is a value, or takes the
+    value of an argument of the write.
     """
 
     tool: str
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def family(self) -> str:
-        """What is asked, without the entities."""
+        """An id of the kind of question, without its entities."""
         refs = {ref_words(kind_of(ref)) for _, ref in self.operands}
         return " ".join([self.shape, self.op, *dict.fromkeys(step.tool for step in self.steps), *sorted(refs)])
 
@@ -87,8 +87,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a plan gives: its calls and results, the values between them, the answer, and what probes of a write show
-    before and after it."""
+    """The outcome of a plan: its calls and results, the values passed between calls, the answer, and the results of the
+    probes before and after a write."""
 
     calls: tuple[ToolCall, ...]
     flat: tuple[Mapping[str, Any], ...]
@@ -100,7 +100,7 @@ class Outcome:
 
 
 async def execute(plan: Plan, look: Look, catalog: Catalog) -> Outcome | str:
-    """Make the calls of a plan. Returns why it has no answer, if it has none."""
+    """Make the calls of a plan. Returns the reason if the plan has no answer."""
     async with look.lease(None) as access:
         outcome = await _execute(plan, access, catalog)
         if plan.effect is None or isinstance(outcome, str):
@@ -145,7 +145,7 @@ def _answer(op: str, values: Sequence[str], named: Sequence[str]) -> tuple[str, 
     """Return the text of the answer and how it is checked, or why there is none."""
     if op == "get":
         check = expected(values[0], at_most=_NUMBERS)
-        return "the value is not fit for an answer" if check is None else (values[0], check)
+        return "the value is not suitable as an answer" if check is None else (values[0], check)
     numbers = [number for value in values if (number := number_of(value)) is not None]
     if len(numbers) < len(values):
         return "a value is not a number"
@@ -168,7 +168,7 @@ def _why_trivial(plan: Plan, calls: Sequence[ToolCall], links: Sequence[str], an
     given = {str(value).casefold() for step in plan.steps for _, value in step.given}
     for link in links if plan.shape.startswith("chain") else ():
         if link.casefold() in given:
-            return "a link gives what the question says"
+            return "a linked value is already in the question"
         given.add(link.casefold())
     if plan.op == "get" and answer.lstrip("#@").casefold() in {*given, *(link.casefold() for link in links)}:
         return "the answer is a value of an earlier call"
@@ -178,7 +178,7 @@ def _why_trivial(plan: Plan, calls: Sequence[ToolCall], links: Sequence[str], an
 
 
 class Composer:
-    """Draws plans from what was explored."""
+    """Draws random plans from the exploration."""
 
     def __init__(self, found: Exploration, catalog: Catalog, seed: int) -> None:
         self.found = found
@@ -210,7 +210,7 @@ class Composer:
         return list(dict.fromkeys(value.casefold() for value in (*given, *links)))
 
     def draw(self, shape: str, stream: random.Random) -> Plan | None:
-        """Draw a plan of a shape; None if the draw leads nowhere."""
+        """Draw a plan of a shape; None if the draw leads to no plan."""
         if shape in {"single", "chain"}:
             length = 1 if shape == "single" else stream.choice(_LENGTHS)
             # Most walks of a long chain end early.
@@ -380,7 +380,7 @@ _MINUS = (
 
 
 def question(plan: Plan, style: int) -> str:
-    """Word a plan."""
+    """Return the question of a plan."""
     if plan.shape in {"join", "linked join"}:
         return _question_of_join(plan, style)
     if plan.shape == "compare":

@@ -1,8 +1,8 @@
-"""Find values with which tools answer, and prove links between tools.
+"""Finds argument values that tools accept, and proves links between tools.
 
-A value is proven for an argument if the tool answers it, a junk value of the same shape gets no answer or only an
-answer that says so, and the call replays. A source of values (a kind of field in the results of a tool) is linked to
-an argument if some of its values are proven.
+A value is proven for an argument if the tool accepts it, a junk value of the same shape gets no answer or a "not found"
+answer, and a repeated call gives the same result. A source of values (a kind of field in the results of a tool) is
+linked to an argument if some of its values are proven.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Source = tuple[str, Ref]
-"""The tool of a result and the kind of a field in it. Hints and schemas are sources without a tool."""
+"""A source of values: a tool and the kind of a field in its results. Hints and schemas are sources without a tool."""
 Slot = tuple[str, str]
 """A tool and one of its arguments."""
 
@@ -63,7 +63,7 @@ class Known:
 
 @dataclass(slots=True)
 class Exploration:
-    """What was found. `proven` has the values of each argument, `links` the sources of each argument."""
+    """The result of exploring. `proven` has the values of each argument, `links` the sources of each argument."""
 
     pool: dict[Source, dict[Any, None]] = field(default_factory=dict[Source, dict[Any, None]])
     known: dict[str, list[Known]] = field(default_factory=dict[str, list[Known]])
@@ -89,7 +89,7 @@ class Exploration:
 
 
 def affinity(slot: str, source: Source) -> float:
-    """Return how alike the names of an argument and of a source are: the share of common words."""
+    """Return how similar the names of an argument and of a source are: the share of common words."""
     tool, (place, name) = source
     mine = _stems(slot)
     label = 0.0 if name == "*" or place == "word" else len(mine & _stems(name)) / len(mine | _stems(name))
@@ -102,7 +102,7 @@ def _stems(name: str) -> set[str]:
 
 
 def plain(text: str, value: Any) -> str:
-    """Return a text without the value that was asked for, so that answers to two values can be compared."""
+    """Return a result without the requested value, so that the results for two values can be compared."""
     return re.sub(re.escape(str(value)), "¤", text, flags=re.IGNORECASE)
 
 
@@ -165,7 +165,7 @@ class _Explorer:
                     await self.test(tool.name, name, base, source, values)
 
     async def first(self, tool: Tool) -> dict[str, Any] | None:
-        """Return arguments with which a tool answers, or None."""
+        """Return arguments that a tool accepts, or None."""
         names = required(tool)
         listed = [self.sources(tool, name, leaves(tool)[name].schema) for name in names]
         choices = [[value for _, values in sources for value in values[:_TRIED]] for sources in listed]
@@ -179,7 +179,7 @@ class _Explorer:
         return [*self.hints.get(f"{tool}.{name}", ()), *self.hints.get(name, ())]
 
     def sources(self, tool: Tool, name: str, schema: Mapping[str, Any]) -> list[tuple[Source, list[Any]]]:
-        """Return sources of values for an argument, the likeliest first."""
+        """Return sources of values for an argument, the most likely first."""
         listed: list[tuple[Source, list[Any]]] = [(HINTS, self.hinted(tool.name, name)), (SCHEMA, of_schema(schema))]
         if type_of(schema) == "integer" and "minimum" in schema:
             listed[1][1].append(schema["minimum"])
@@ -198,7 +198,7 @@ class _Explorer:
         return [(source, values) for source, values in listed if values][: _SOURCES_PER_SLOT + 2]
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Seen:
-        """Call a tool and learn the values of its result."""
+        """Call a tool, and store the values of its result."""
         seen = await self.look.read(tool, arguments)
         known = self.found.known.setdefault(tool, [])
         if seen.worked and all(each.arguments != arguments for each in known):
@@ -262,7 +262,7 @@ class _Explorer:
 
 
 def _near_first(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield combinations, those with the likeliest values first."""
+    """Yield combinations, those with the most likely values first."""
     indices = product(*(range(len(each)) for each in choices))
     for places in sorted(islice(indices, 5000), key=lambda places: (sum(places), places)):
         yield tuple(each[place] for each, place in zip(choices, places, strict=True))

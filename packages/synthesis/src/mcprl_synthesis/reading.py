@@ -1,6 +1,6 @@
-"""Reading results: named values of a text or of JSON, and which of them may be answers or appear in questions.
+"""Reads results: the named values in text or JSON, and which of them may be answers or appear in questions.
 
-A `Ref` says where a value is in a result, in words that a question can use:
+A `Ref` describes where a value is in a result, in words that a question can use:
 
     ("the", "Price")      a label or a key that occurs once       "the Price"
     ("first", "Revenue")  its first occurrence                    "the first Revenue"
@@ -70,7 +70,7 @@ def kind_of(ref: Ref) -> Ref:
 
 
 def fields_of(text: str) -> dict[Ref, str]:
-    """Return the values of a result that can be named."""
+    """Return the values of a result that have a name."""
     try:
         value = _parsed(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -181,12 +181,12 @@ def _is_label(name: str) -> bool:
 
 
 def odd_words(text: str) -> list[str]:
-    """Return the words of a text that look like names, quantities or dates, each once."""
+    """Return the words that look like names, quantities or dates, without duplicates."""
     return list(dict.fromkeys(found for found in _ODD.findall(text) if len(found) > 1))[:40]
 
 
 def safe(value: object) -> bool:
-    """Return True if a value may appear in a question, or be given to a tool: short, and no sentence."""
+    """Return True if a value may appear in a question or be passed to a tool: it is short and not a sentence."""
     if isinstance(value, int | float):
         return True
     text = value if isinstance(value, str) else ""
@@ -200,7 +200,7 @@ def number_of(value: str) -> Decimal | None:
 
 
 def expected(value: str, *, at_most: int | None = 4) -> ExpectedText | None:
-    """Return how an answer with this value is checked; None if the value is not fit for an answer."""
+    """Return the check of an answer with this value; None if the value is not suitable as an answer."""
     number = number_of(value)
     if number is not None:
         exponent = int(number.as_tuple().exponent)

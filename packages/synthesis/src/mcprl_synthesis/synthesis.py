@@ -1,4 +1,4 @@
-"""The synthesis from servers to verified tasks, and the files that it writes."""
+"""The whole synthesis, from servers to verified tasks, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _SAMPLES = 10
 
 
 def entities_for(count: int) -> int:
-    """Return how many values of each argument are explored for so many tasks."""
+    """Return how many values of each argument to explore for this number of tasks."""
     return min(48, max(10, count // 8))
 
 
 def call_limit(count: int) -> int:
-    """Return how often each tool may be called to explore and to compose."""
+    """Return how often each tool may be called while exploring and composing."""
     return 60 + 12 * entities_for(count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthesis:
-    """The outcome: verified tasks, and what was found on the way."""
+    """The outcome: verified tasks, and the exploration."""
 
     world: World
     found: Exploration
@@ -86,21 +86,21 @@ class Synthesis:
     def report(self, figures: Mapping[str, Any]) -> Iterator[str]:
         """Yield the lines of report.md."""
         yield f"# {figures['tasks']} synthesized tasks\n"
-        yield f"{figures['train']} to train on, {figures['validation']} to validate on; {figures['families']} families."
+        yield f"{figures['train']} for training, {figures['validation']} for validation; {figures['families']} kinds."
         yield f"{figures['linked_share']:.0%} pass a value from one call to another,"
         yield f"{figures['several_servers_share']:.0%} use several servers, {figures['writes_share']:.0%} write.\n"
         yield from _table("tasks by shape", figures["by_shape"])
         yield from _table("tasks by number of calls", figures["by_calls"])
-        yield from _table("candidates rejected because", figures["rejected"])
+        yield from _table("reason for rejection", figures["rejected"])
         if figures["wordings"]:
             yield from _table("questions that the model reworded", figures["wordings"])
         yield from self._tools()
-        yield "## Links\n\nA value of the field answers the argument; junk of its shape does not.\n"
+        yield "## Links\n\nThe tool accepts values of the field, but no junk of the same shape.\n"
         yield "```mermaid\ngraph LR"
         yield from (f'  {one} -->|"{label}"| {two}' for one, two, label in self._links())
         yield "```\n"
         if figures["volatile"]:
-            yield "Fields that change by themselves, and are not asked for: " + ", ".join(figures["volatile"]) + ".\n"
+            yield "Fields that change over time, and are never asked for: " + ", ".join(figures["volatile"]) + ".\n"
         if figures["unreached"]:
             yield "## Tools that need hints\n\nWrite values into a file for `--hints`:\n\n```yaml\nvalues:"
             for tool, names in figures["unreached"].items():
@@ -117,7 +117,7 @@ class Synthesis:
         used = Counter(call.name for draft in self.drafts for call in draft.outcome.calls)
         yield "## Tools\n\n| tool | server | | known calls | calls in solutions |\n|---|---|---|---|---|"
         for tool in self.world.catalog:
-            state = "writes" if self.world.may_call(tool) else "not called: it may write"
+            state = "writes" if self.world.may_call(tool) else "not called: not read-only"
             state = self.world.cost.stopped.get(tool.name, "read-only" if tool.read_only else state)
             known = len(self.found.known.get(tool.name, ()))
             yield f"| `{tool.name}` | {tool.server} | {state} | {known} | {used[tool.name]} |"
@@ -167,8 +167,8 @@ async def synthesize(
     if not any(found.known.values()):
         lacking = "; ".join(f"{tool} needs {', '.join(names)}" for tool, names in unreached(world, found).items())
         raise NoReachableToolError(
-            f"no tool can be called with known values: {lacking or 'no tool is declared read-only'}",
-            fix="write values into a YAML file, `values: {ARGUMENT: [VALUE, …]}`, and give it with --hints",
+            f"no tool can be called with the known values: {lacking or 'no tool is declared read-only'}",
+            fix="write values into a YAML file, `values: {ARGUMENT: [VALUE, …]}`, and pass it with --hints",
         )
     effects = await find_effects(world, found, seed)
     composer = Composer(found, world.catalog, seed)
@@ -180,7 +180,7 @@ async def synthesize(
             f"of {verifier.rejected.total()} candidate tasks, none could be verified ("
             + ", ".join(f"{reason}: {number}" for reason, number in verifier.rejected.most_common(3))
             + ")",
-            fix="give values of more arguments with --hints; a tool needs several values that it knows",
+            fix="pass values of more arguments with --hints; each tool needs several values that it accepts",
         )
     drafts = _share(drafts, count)
     if writer is not None:

@@ -1,8 +1,8 @@
-"""Verify tasks by execution. A task is kept only if everything here holds; rejections are counted by reason.
+"""Verifies tasks by execution. A task is kept only if it passes every check; rejections are counted by reason.
 
 The solution earns 1.0 on two fresh servers, with the same values; doing nothing earns 0; changing an argument changes
 the answer and earns less than 1; the cheap policies of `mcprl tasks import` earn at most half; the question gives away
-neither the answer nor a value between the calls; no other task asks the same.
+neither the answer nor a value between the calls; no other task asks the same question.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PARALLEL: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A plan that was executed, and the task made of it."""
+    """A plan that was executed, and the task made from it."""
 
     plan: Plan
     outcome: Outcome
@@ -62,7 +62,7 @@ class Verifier:
     _asked: set[str] = field(default_factory=set[str])
 
     async def admit(self, plans: Sequence[Plan]) -> list[Draft]:
-        """Verify plans; return the tasks that passed, in their order."""
+        """Verify plans, and return the tasks that passed, in order."""
         look = self.world.look(0)
         outcomes = await gathered(execute(plan, look, self.world.catalog) for plan in plans)
         drafts = self._kept(
@@ -97,11 +97,11 @@ class Verifier:
         values = [fields_of(outcome.seen[place].text).get(ref, "") for place, ref in fields_used(plan)]
         near = [str(self.world.recorded_on + timedelta(days=days)) for days in (-1, 0, 1)]
         if any(day in value for day in near for value in values):
-            return "a field follows the clock"
+            return "a field depends on the clock"
         entities = composer.entities(plan, outcome.links)
         sides = {composer.held("entity", entity) for entity in entities}
         if len(sides) > 1:
-            return "entities of both splits"
+            return "entities of both training and validation"
         held = sides == {True} or (not sides and composer.held("family", plan.family))
         if not held and composer.held("family", plan.family):
             return "a held-out family with training entities"
@@ -109,9 +109,9 @@ class Verifier:
         styles = HELD_STYLES if held and named % 2 else STYLES
         asked = question(plan, styles[named // 2 % len(styles)])
         if outcome.check is not None and meets(outcome.check, asked):
-            return "the question has the answer"
+            return "the question contains the answer"
         if any(meets(Contains(text=link), asked) for link in outcome.links):
-            return "the question has a value that a call must find"
+            return "the question contains a value that a call must find"
         task = self._task(plan, outcome, asked, entities)
         key = normalised_question(task)
         if key in self._asked:
@@ -180,7 +180,7 @@ class Verifier:
                 outcomes = [await execute(each, look, self.world.catalog) for each in plans]
                 made = [each for each in outcomes if isinstance(each, Outcome)]
                 if any([await self._earned(draft, each.calls, each.answer, each) >= 1.0 for each in made]):
-                    return "a perturbed call earns 1"
+                    return "a perturbed call still earns 1"
                 check = draft.task.goal.answer
                 if made and check is not None and all(meets(check, each.answer) for each in made):
                     return "an argument does not change the answer"
@@ -201,9 +201,9 @@ class Verifier:
         before, after = draft.outcome.probed
         state = draft.task.goal.state[0]
         if len(state.texts) < (1 if effect.removes else 2):
-            return "the probe shows nothing to check"
+            return "the probe's result has nothing to check"
         if not after.worked or (before.worked and all(meets(text, before.text) for text in state.texts)):
-            return "the probe does not show the write"
+            return "the probe's result does not show the write"
         everything = " ".join(seen.text for seen in draft.outcome.seen[:-1])
         written = draft.outcome.flat[-1]
         for said in (draft.task.prompt[0]["content"], everything, "x"):
@@ -211,7 +211,7 @@ class Verifier:
             arguments = shaped(self.world.catalog[effect.tool], {**written, effect.payload: wrong})
             cheap = replace(write, arguments=arguments)
             if said and await self._earned(draft, (*reads, cheap), said) > CHEAP:
-                return "a cheap policy passes: it writes everything that it reads"
+                return "a cheap policy passes: it writes everything that it has read"
         return None
 
     def _others(self, tool: str, name: str, value: Any) -> list[Any]:
@@ -263,7 +263,7 @@ class Verifier:
 
 
 async def gathered(works: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Await all, a few at a time, in their order."""
+    """Await all, a few at a time, and return the results in order."""
     places = asyncio.Semaphore(_PARALLEL)
 
     async def one(work: Coroutine[Any, Any, _T]) -> _T:
@@ -287,7 +287,7 @@ def as_calls(outcome: Outcome) -> tuple[Call, ...]:
 
 
 def others_read(outcome: Outcome, value: str) -> list[str]:
-    """Return other values of what was read before a write: writing them all is not an answer."""
+    """Return the other values that were read before a write, because writing all of them must not pass."""
     read = [fields_of(seen.text) for seen in outcome.seen[:-1]]
     found = [each for fields in read for (place, _), each in fields.items() if place in {"the", "first"}]
     known = outcome.probed[0].text if outcome.probed is not None else ""
@@ -298,7 +298,7 @@ def others_read(outcome: Outcome, value: str) -> list[str]:
 
 
 def common_word(probed: tuple[Seen, Seen], value: str) -> str | None:
-    """Return a word that a probe shows before and after a write, and that is not the value."""
+    """Return a word, other than the value, that a probe shows before and after a write."""
     before, after = (re.findall(r"[A-Za-z]{3,}", seen.text) if seen.worked else [] for seen in probed)
     known = before or after  # a read that failed before the write
     return next((word for word in known if word in after and word.casefold() not in value.casefold()), None)

@@ -1,6 +1,6 @@
-"""Calls of a synthesis: recorded in a cassette, so that a second run makes none, and guarded against writes.
+"""The calls of a synthesis. They are recorded in a cassette, so that a second run makes none, and writes are refused.
 
-A `Look` is the world on fresh servers: look 0 explores, looks 1 and 2 verify. It lends tools to episodes like a
+A `Look` is the world on fresh servers: look 0 explores, looks 1 and 2 verify. It leases tools to episodes, like a
 toolbox. The answer to a call may depend on the writes to the same server earlier in the episode, so they are part of
 its key. Servers start at the first call that is not recorded.
 """
@@ -42,7 +42,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Cost:
-    """What the calls of a run took. `stopped` says for each tool that is not called any more why."""
+    """The cost of a run's calls. `stopped` has the reason for each tool that is no longer called."""
 
     calls: Counter[str] = field(default_factory=Counter[str])
     replayed: int = 0
@@ -53,8 +53,8 @@ class Cost:
 
 
 class World:
-    """The servers of a synthesis and the record of what they answered. The servers of look 2 start at least `apart_s`
-    after those of look 1."""
+    """The servers of a synthesis, and the record of their answers. The servers of look 2 start at least `apart_s` after
+    those of look 1."""
 
     catalog: Catalog
     recorded_on: date
@@ -119,7 +119,7 @@ class World:
         return replace(spec, settings=spec.settings.model_copy(update={"isolation": "per_episode"}))
 
     def may_call(self, tool: Tool) -> bool:
-        """Return True if a tool may be called: it is read-only, or writes to its server are allowed."""
+        """Return True if a tool may be called, because it is read-only or writes to its server are allowed."""
         return tool.read_only or tool.server in self.allow_writes
 
     def look(self, number: int) -> Look:
@@ -127,7 +127,7 @@ class World:
 
 
 class Look:
-    """The world on servers of its own."""
+    """The world on its own set of servers."""
 
     toolbox: Toolbox
     reading: ToolLease
@@ -140,7 +140,7 @@ class Look:
         self._flights: dict[str, asyncio.Task[Seen]] = {}
 
     async def start(self) -> None:
-        """Start fresh servers, if that was not done."""
+        """Start fresh servers, unless they are running."""
         async with self._starting:
             if self.started_at is not None:
                 return
@@ -156,12 +156,12 @@ class Look:
     async def lease(
         self, tool_names: Sequence[str] | None, *, probes: Sequence[str] = (), lives_s: float = 3600.0
     ) -> AsyncGenerator[Access]:
-        """Lend tools to an episode."""
+        """Lease tools to an episode."""
         async with AsyncExitStack() as stack:
             yield Access(self, self.world.catalog.select(tool_names), stack, lives_s)
 
     async def read(self, tool: str, arguments: Mapping[str, Any], *, again: int = 0) -> Seen:
-        """Call a read-only tool with flat arguments. A call is made once, and once more for each number in `again`."""
+        """Call a read-only tool with flat arguments. Each call is made once, and once more for each number in `again`."""
         async with self.lease(None) as access:
             return await access.see(tool, shaped(self.world.catalog[tool], arguments), again=again)
 
@@ -190,7 +190,7 @@ class Look:
     async def _made(self, tool: Tool, make: _Make) -> Seen:
         cost, limit = self.world.cost, self.world.limit_per_tool
         if self.number == 0 and limit is not None and cost.calls[tool.name] >= limit:
-            cost.stopped.setdefault(tool.name, f"it was called {limit} times")
+            cost.stopped.setdefault(tool.name, f"the limit of {limit} calls was reached")
         if tool.name in cost.stopped and self.number == 0:
             return Seen(worked=False, text=cost.stopped[tool.name])
         await self.start()
@@ -205,7 +205,7 @@ class Look:
                 cost.stopped[tool.name] = f"it failed {_FAILURES_PER_TOOL} times ({error.code})"
             return Seen(worked=False, text=error.code)
         except BudgetExceededError as error:
-            cost.stopped[tool.name] = "the budget of its server is spent"
+            cost.stopped[tool.name] = "the budget of its server is used up"
             return Seen(worked=False, text=error.code)
         finally:
             elapsed_s = (time.monotonic() - started) / cost.in_flight
@@ -236,8 +236,8 @@ class Access:
         look, tool = self._look, self._look.world.catalog[name]
         if not look.world.may_call(tool):
             raise NoConsentError(
-                f"{name} of server {tool.server!r} is not read-only, and writes were not allowed",
-                fix=f"give --allow-writes {tool.server}, if each episode has a server of its own that is reset",
+                f"{name} of server {tool.server!r} is not read-only, and writes are not allowed",
+                fix=f"pass --allow-writes {tool.server}, if each episode gets a fresh server",
             )
         if (problem := look.world.catalog.check(name).problem(arguments)) is not None:
             return Seen(worked=False, text=problem)

@@ -1,7 +1,7 @@
-"""Writes: which tools change what a read shows, and plans that use them.
+"""Writes: finds tools that change the result of a read, and plans tasks that use them.
 
-An effect is proven in an episode of its own: a read before the write does not show a value, the same read after it
-does (or the other way round for a removal). Reads in other episodes show that the server was reset.
+An effect is proven in a separate episode: a read before the write does not show a value, the same read after it does
+(or the other way round for a removal). Reads in other episodes show that the server was reset.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _VALUES: Final = 12
 
 
 def codeword(stream: random.Random) -> str:
-    """Return a word that no server knows: "kemufo482"."""
+    """Return a made-up word that no server knows: "kemufo482"."""
     syllables = (stream.choice("bdfgklmnprstvz") + stream.choice("aeiou") for _ in range(3))
     return "".join(syllables) + str(stream.randrange(100, 1000))
 
 
 async def find_effects(world: World, found: Exploration, seed: int) -> list[Effect]:
-    """Try the tools that write, on servers where that is allowed."""
+    """Try the tools that write, on servers for which writes are allowed."""
     effects: list[Effect] = []
     for tool in world.catalog:
         if tool.read_only or not world.may_call(tool):
@@ -109,7 +109,7 @@ def _reads(
 
 
 def draw_write(composer: Composer, effects: Sequence[Effect], stream: random.Random) -> Plan | None:
-    """Draw a plan that writes: a new word, or a value that another call finds."""
+    """Draw a plan that writes a new word, or a value that another call finds."""
     effect = stream.choice(effects)
     given: dict[str, Any] = {}
     for name, value in effect.arguments:

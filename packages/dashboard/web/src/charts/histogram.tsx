@@ -91,7 +91,7 @@ function Bars({ data, onPoint }: { data: Ratios; onPoint: (place: number | null)
   latest.current = data;
   const plot = useChart(box, (inside) => new uPlot(optionsOf(inside, latest, onPoint), columnsOf(data), inside));
   useEffect(() => plot.current?.setData(columnsOf(data)), [data]);
-  return <div ref={box} class="plot histogram" role="img" aria-label={`Histogram of ratios of step ${stepNumber(data.step)}; see its data below`} />;
+  return <div ref={box} class="plot histogram" role="img" aria-label={`Histogram of the ratios in step ${stepNumber(data.step)}; the table below has its data`} />;
 }
 
 function optionsOf(box: HTMLElement, latest: { current: Ratios }, onPoint: (place: number | null) => void): uPlot.Options {

@@ -61,7 +61,7 @@ def _replaces(tool: str, needed: Sequence[str]) -> bool:
 
 
 SHARES: dict[Difficulty, float] = {Difficulty.EASY: 0.35, Difficulty.MEDIUM: 0.35, Difficulty.HARD: 0.3}
-"""The fraction of each difficulty in a split that has all of them."""
+"""The fraction of tasks of each difficulty, in a split with all difficulties."""
 
 # A family counts as exhausted after this many draws in a row without a new draft.
 _MAX_FRUITLESS = 100
