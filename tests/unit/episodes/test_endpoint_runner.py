@@ -9,7 +9,6 @@ import json
 from contextlib import asynccontextmanager
 
 import pytest
-from scripted_endpoint import endpoint, response
 from staged_episodes import FunctionTools, make_config, make_task
 
 from mcprl.episodes import endpoint_runner
@@ -20,6 +19,7 @@ from mcprl.evaluation.outcomes import Judged, outcome_of
 from mcprl.goals import ExpectedCall
 from mcprl.records import Batch, Group, StopReason
 from mcprl.runs.trajectories import decode_trajectory, encode_trajectory, read_trajectories, write_trajectories
+from scripted_endpoint import endpoint, response
 
 KEY = "sk-player-3f9a77c1d2e84b60"
 PREAMBLE = ({"role": "system", "content": "Use the tools."},)

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_endpoint import always, endpoint, response
 from staged_episodes import make_task
 
 from mcprl.config import JudgeConfig
 from mcprl.episodes import Judge, judge
 from mcprl.episodes.judge import question_about
 from mcprl.errors import BadValueError, ConfigurationError, InfrastructureError, JudgeError, MissingKeyError
+from scripted_endpoint import always, endpoint, response
 
 TASK = make_task("t", rubric="Names the city.")
 KEY = "sk-judge-3f9a77c1d2e84b60"

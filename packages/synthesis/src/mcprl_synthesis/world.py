@@ -161,7 +161,7 @@ class Look:
             yield Access(self, self.world.catalog.select(tool_names), stack, lives_s)
 
     async def read(self, tool: str, arguments: Mapping[str, Any], *, again: int = 0) -> Seen:
-        """Call a read-only tool with flat arguments. Each call is made once, and once more for each number in `again`."""
+        """Call a read-only tool with flat arguments: once, and once more for each number in `again`."""
         async with self.lease(None) as access:
             return await access.see(tool, shaped(self.world.catalog[tool], arguments), again=again)
 
