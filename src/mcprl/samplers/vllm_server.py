@@ -410,15 +410,15 @@ class SupervisedVllm:
         """Return the running server. Raises SamplerLostError if none is running."""
         if self._supervision is None:
             raise RuntimeError("the sampler is not running: open it with `async with`")
-        if self._server is None or not self._can_be_asked:
+        if self._server is None or not self.is_up:
             raise SamplerLostError("vLLM is not running at the moment", fix="wait until it has been restarted")
         return self._server
 
     async def ready(self) -> VllmProcess:
         """Return a running server that has its weights. Waits for a restart if necessary."""
-        if self._supervision is not None and not self._can_be_asked:
+        if self._supervision is not None and not self.is_up:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._can_be_asked or self._over)
+                await self._changed.wait_for(lambda: self.is_up or self._over)
         if self._over:
             lost = self._lost or SamplerLostError(
                 "vLLM will not be restarted", fix="sample inside the `async with` block"
@@ -427,8 +427,14 @@ class SupervisedVllm:
         return self.running
 
     @property
-    def _can_be_asked(self) -> bool:
+    def is_up(self) -> bool:
+        """Return whether a server is running that has its weights."""
         return self._server is not None and self._server.may_be_asked
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no server will be started again."""
+        return self._over
 
     def note_turn(self) -> None:
         """Reset the count of restarts, because a turn was sampled."""
@@ -449,6 +455,7 @@ class SupervisedVllm:
                 await self._notify_all()
         except SamplerLostError as error:
             self._lost = error
+            _logger.warning("%s", error.what)
         finally:
             self._server, self._over = None, True
             await self._notify_all()

@@ -255,7 +255,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended_at_its_deadline(monk
 @pytest.mark.process
 async def test_only_this_user_can_reach_the_server_and_nothing_of_it_is_left(tmp_path):
     async with standing_in(tmp_path) as (sampler, _):
-        folder = sampler.socket.parent
+        folder = sampler.replicas[0].socket.parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.geteuid()
     assert not folder.exists()
@@ -266,7 +266,7 @@ async def test_before_it_is_entered_nothing_can_be_sampled(tmp_path):
     with pytest.raises(RuntimeError, match="async with"):
         await sampler.sample(REQUEST)
     with pytest.raises(RuntimeError, match="async with"):
-        _ = sampler.pid
+        _ = sampler.replicas[0].pid
 
 
 @pytest.mark.process
@@ -353,7 +353,7 @@ async def test_weights_that_the_server_refuses_are_not_in_force(tmp_path):
     async with answering(tmp_path, lambda *_: response("400 Bad", "rank too high", "text/plain")) as (sampler, _):
         with pytest.raises(SamplerLostError, match="rank too high"):
             await sampler.publish(Weights(version=1, adapter=tmp_path / "v1"))
-    assert sampler._weights == Weights(version=0)
+    assert sampler.replicas[0]._weights == Weights(version=0)
 
 
 @pytest.mark.process
