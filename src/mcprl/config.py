@@ -368,7 +368,12 @@ class LearnerConfig(Section):
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="Maximum gradient norm; null: no clipping.")
     lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
-    microbatch: int = Field(default=4, ge=1, description="Number of trajectories per forward pass.")
+    tokens_per_pack: int = Field(
+        default=8192,
+        ge=1,
+        description="Maximum tokens per forward pass, with shared prefixes counted once. A longer episode gets a pass "
+        "of its own. If memory runs out, packs of half the size are tried once.",
+    )
     share_prefix: bool = Field(
         default=True, description="Compute a prefix only once if several trajectories of a forward pass share it."
     )
