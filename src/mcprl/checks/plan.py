@@ -302,11 +302,12 @@ def _counts(config: RunConfig) -> tuple[int, int, int]:
 def _units(config: RunConfig, gpus: int) -> tuple[int, int]:
     """Return the number of GPUs that sample and of GPUs that learn; a CPU counts as one.
 
-    The torch engines sample on one GPU and learn on learner.processes GPUs. Behind the Tinker API, sampler and learner
-    take turns on all GPUs; with max_staleness above 0, each has half of them.
+    The torch engines sample on the GPUs of placement.sampler and learn on learner.processes GPUs. Behind the Tinker
+    API, sampler and learner take turns on all GPUs; with max_staleness above 0, each has half of them.
     """
     if config.engine != "skyrl":
-        return 1, min(config.learner.processes, gpus) or 1
+        placed = config.placement.sampler.replicas * config.placement.sampler.tensor_parallel
+        return min(placed, gpus) or 1, min(config.learner.processes, gpus) or 1
     sampling = gpus // 2 if config.training.max_staleness else 0
     return max(1, sampling or gpus), max(1, gpus - sampling)
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
+from mcprl.config import LearnerConfig, ModelConfig, SamplerPlacement, SamplingConfig
 from mcprl.errors import BadValueError, SamplerLostError
 from mcprl.records import Weights
 from mcprl.samplers.model_folder import check_files
@@ -129,6 +129,7 @@ async def _ask_workers(server: VllmProcess, method: str, **folders: Path | None)
 
 
 _AS_STARTED = Weights(version=0)
+_ONE_SERVER = SamplerPlacement()
 
 
 class Replica:
@@ -144,10 +145,12 @@ class Replica:
         learner: LearnerConfig,
         *,
         max_sequences: int,
+        devices: Sequence[int],
         turn_deadline_s: float,
         log: Path,
     ) -> None:
         self._max_sequences = max_sequences
+        self._devices = devices
         self._turn_deadline_s = turn_deadline_s
         self._model = model
         self._sampling = sampling
@@ -240,6 +243,7 @@ class Replica:
             self._sampling,
             self._learner,
             max_sequences=self._max_sequences,
+            devices=self._devices,
             turn_deadline_s=self._turn_deadline_s,
             log=self._log,
         )
@@ -265,17 +269,28 @@ class VllmSampler:
         sampling: SamplingConfig,
         learner: LearnerConfig,
         *,
+        max_sequences: int,
         turn_deadline_s: float,
         log: Path,
-        replicas: int = 1,
+        placement: SamplerPlacement = _ONE_SERVER,
         group_size: int = 8,
     ) -> None:
-        logs = [log, *(log.with_stem(f"{log.stem}-{number}") for number in range(2, replicas + 1))]
-        self.replicas = tuple(
-            Replica(model, sampling, learner, turn_deadline_s=turn_deadline_s, log=path) for path in logs
-        )
+        share = min(max_sequences, -(-max_sequences // placement.replicas) + group_size)
+
+        def replica(number: int) -> Replica:
+            return Replica(
+                model,
+                sampling,
+                learner,
+                max_sequences=share,
+                devices=placement.devices_of(number),
+                turn_deadline_s=turn_deadline_s,
+                log=log if number == 0 else log.with_stem(f"{log.stem}-{number + 1}"),
+            )
+
+        self.replicas = tuple(map(replica, range(placement.replicas)))
         self._learner = learner
-        self._router = Router(replicas=replicas, slack=group_size)
+        self._router = Router(replicas=placement.replicas, slack=group_size)
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> VllmSampler:

@@ -7,10 +7,11 @@ import contextlib
 import importlib.util
 import json
 import logging
+import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
@@ -125,7 +126,13 @@ def replaces_weights(sampling: SamplingConfig, learner: LearnerConfig) -> bool:
 
 
 def server_argv(
-    model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, max_sequences: int, socket: Path
+    model: ModelConfig,
+    sampling: SamplingConfig,
+    learner: LearnerConfig,
+    *,
+    max_sequences: int,
+    tensor_parallel: int,
+    socket: Path,
 ) -> list[str]:
     """Return the server's command line. `--generation-config vllm` ignores the model's default top-p and top-k."""
     if importlib.util.find_spec("vllm") is None:
@@ -167,6 +174,8 @@ def server_argv(
         arguments["--max-num-batched-tokens"] = max(_MIN_BATCHED_TOKENS, model.context_tokens)
     else:
         arguments["--gpu-memory-utilization"] = sampling.vllm.memory_fraction
+    if tensor_parallel > 1:
+        arguments["--tensor-parallel-size"] = tensor_parallel
     pairs = [str(part) for pair in arguments.items() for part in pair]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
 
@@ -182,7 +191,9 @@ def _room_for(rank: int) -> int:
     )
 
 
-def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path) -> dict[str, str]:
+def server_env(
+    sampling: SamplingConfig, learner: LearnerConfig, *, devices: Sequence[int], folder: Path
+) -> dict[str, str]:
     """Return the server's environment: ours without the keys of tools, plus variables for changing weights at run time
     and for threads on a CPU.
 
@@ -200,7 +211,21 @@ def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_WAIT_POLICY": "passive",
         }
+    else:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _visible(devices)))
     return env
+
+
+def _visible(devices: Sequence[int]) -> list[str]:
+    """Return the GPUs under the names that this process sees them by: indices refer to CUDA_VISIBLE_DEVICES, if set."""
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if names and max(devices) >= len(names):
+        raise BadValueError(
+            f"placement.sampler uses GPU {max(devices)}, but CUDA_VISIBLE_DEVICES has only {len(names)}: "
+            f"{','.join(names)}",
+            fix="lower placement.sampler.replicas, or make more GPUs visible",
+        )
+    return [names[device] if names else str(device) for device in devices]
 
 
 def _runs_on_cpu() -> bool:
@@ -247,6 +272,7 @@ class VllmProcess:
         learner: LearnerConfig,
         *,
         max_sequences: int,
+        devices: Sequence[int],
         turn_deadline_s: float,
         log: Path,
     ) -> VllmProcess:
@@ -255,8 +281,11 @@ class VllmProcess:
             after_stop = on_failure.enter_context(contextlib.ExitStack())
             folder = after_stop.enter_context(private_folder())
             socket = folder / "vllm.sock"
-            argv = server_argv(model, sampling, learner, max_sequences=max_sequences, socket=socket)
-            process = await ChildProcess.start(argv, env=server_env(sampling, learner, folder=folder), log=log)
+            argv = server_argv(
+                model, sampling, learner, max_sequences=max_sequences, tensor_parallel=len(devices), socket=socket
+            )
+            env = server_env(sampling, learner, devices=devices, folder=folder)
+            process = await ChildProcess.start(argv, env=env, log=log)
             server = cls(process, socket, deadline_s=turn_deadline_s)
             on_failure.push_async_callback(server.stop)
             await server._wait_until_healthy()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from vllm_stand_in import ANSWER, GENERATE, LORA, MODEL, REQUEST, SAMPLING, Answer, StandIn, response
 
+from mcprl.config import SamplerPlacement
 from mcprl.errors import SamplerLostError
 from mcprl.records import Weights
 from mcprl.samplers import vllm_server
@@ -60,7 +61,14 @@ async def replicas(folder: Path, fleet: Fleet, count: int = 2) -> AsyncGenerator
         patch.setattr(vllm_server, "_ANSWER_S", 60.0)
         try:
             async with VllmSampler(
-                MODEL, SAMPLING, LORA, turn_deadline_s=60.0, log=folder / "vllm.log", replicas=count, group_size=4
+                MODEL,
+                SAMPLING,
+                LORA,
+                max_sequences=64,
+                turn_deadline_s=60.0,
+                log=folder / "vllm.log",
+                placement=SamplerPlacement(replicas=count),
+                group_size=4,
             ) as sampler:
                 yield sampler
         finally:
