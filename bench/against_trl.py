@@ -68,7 +68,7 @@ SAME_IN_FLOAT32 = {
 
 def write_work(folder: Path, work: Work, dtype: str) -> dict[str, Path]:
     """The files that the sides read: the same but for TRL's head."""
-    config = make_config(dtype, GROUP)
+    config = make_config(dtype)
     policy = load_policy_with_adapter(config)
     trained = {name: p.detach().clone() for name, p in policy.model.named_parameters() if p.requires_grad}
     save_file(trained, folder / "start.safetensors")
@@ -99,7 +99,7 @@ def ours(file: Path) -> dict[str, Any]:
     asked = json.loads(file.read_text())
     work = Work(prompt_ids=asked["prompt_ids"], completion_ids=asked["completion_ids"])
     few = Work(prompt_ids=work.prompt_ids[:8], completion_ids=[ids[:8] for ids in work.completion_ids])
-    config = make_config(asked["dtype"], GROUP)
+    config = make_config(asked["dtype"])
     weights = Path(tempfile.mkdtemp(prefix="weights-", dir=file.parent))  # rounds share the folder of the files
     learner = TorchLearner(config, folder=weights, grammars=None)
     trained = {name: p for name, p in learner.policy.model.named_parameters() if p.requires_grad}

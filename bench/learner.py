@@ -99,7 +99,7 @@ def padded_rows(policy: Policy, rows: int) -> Learn:
 
 def packer_of(config: RunConfig) -> Packer:
     learner = config.learner
-    return Packer(Replayer(None), CPU, microbatch=learner.microbatch, share_prefix=learner.share_prefix)
+    return Packer(Replayer(None), CPU, tokens=learner.tokens_per_pack, share_prefix=learner.share_prefix)
 
 
 def group_pack(config: RunConfig, work: Work) -> Pack:
@@ -118,7 +118,7 @@ def shared_tree(config: RunConfig, policy: Policy) -> Learn:
 
 
 def run_one_side(side: str, size: tuple[int, int], dtype: str, rows: int, results: Path) -> dict[str, float]:
-    config = make_config(dtype, GROUP, share_prefix=side == "tree")
+    config = make_config(dtype, share_prefix=side == "tree")
     policy = load_policy_with_adapter(config)
     learn = shared_tree(config, policy) if side == "tree" else padded_rows(policy, rows)
     found: dict[str, Any] = {}
@@ -185,7 +185,7 @@ class Overhead:
     """Updates and bare passes through the same policy."""
 
     def __init__(self, dtype: str) -> None:
-        self.config = make_config(dtype, GROUP)
+        self.config = make_config(dtype)
         self.policy = load_policy_with_adapter(self.config)
         self.optimisation = Optimisation(self.policy, self.config)
         self.packer = packer_of(self.config)

@@ -106,7 +106,7 @@ def make_work(shared: int, own: int, size: int, *, ragged: bool = False) -> Work
     return Work(prompt_ids=ids[:shared], completion_ids=completions)
 
 
-def make_config(dtype: str, size: int, *, share_prefix: bool = True) -> RunConfig:
+def make_config(dtype: str, *, share_prefix: bool = True) -> RunConfig:
     """One pass, one optimiser step, the whole group in one forward pass."""
     return RunConfig(
         name="bench",
@@ -114,7 +114,9 @@ def make_config(dtype: str, size: int, *, share_prefix: bool = True) -> RunConfi
         tasks=TasksConfig(train=Path("unused.jsonl")),
         servers=ServersConfig(file=Path("unused.json")),
         algorithm=AlgorithmConfig(minibatches=1),
-        learner=LearnerConfig(microbatch=size, share_prefix=share_prefix, checkpointing=False, learning_rate=1e-6),
+        learner=LearnerConfig(
+            tokens_per_pack=1 << 20, share_prefix=share_prefix, checkpointing=False, learning_rate=1e-6
+        ),
     )
 
 

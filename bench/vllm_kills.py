@@ -76,7 +76,7 @@ class Killer:
         """vLLM's process, None while there is none."""
         assert self.sampler is not None
         try:
-            return psutil.Process(self.sampler.pid)
+            return psutil.Process(self.sampler.replicas[0].pid)
         except (SamplerLostError, psutil.NoSuchProcess):
             return None
 

@@ -90,7 +90,7 @@ def make_config(folder: Path, pipeline: str, seed: int, *, updates: int) -> RunC
         learner=LearnerConfig(
             tuning="full",
             learning_rate=2e-4,
-            microbatch=len(VAULTS) * _GROUP_SIZE,
+            tokens_per_pack=1 << 16,
             checkpointing=False,
             max_parity_error=1e-4,
         ),

@@ -36,8 +36,7 @@ def make_config(folder: Path, name: str, *, engine: str) -> RunConfig:
             "episodes": {"group_size": _GROUP_SIZE, "max_concurrent": 128},
             "rewards": {"calls": 0, "efficiency": 0, "arguments": 1, "penalty": 0},
             "algorithm": {"old_logprobs": "recomputed", "epochs": 4, "minibatches": 1},
-            "learner": {"lora_rank": 8, "learning_rate": 1e-4, "microbatch": len(VAULTS) * _GROUP_SIZE}
-            | {"max_parity_error": 1e-4},
+            "learner": {"lora_rank": 8, "learning_rate": 1e-4, "tokens_per_pack": 1 << 16, "max_parity_error": 1e-4},
             "training": {"steps": 100_000, "tasks_per_step": len(VAULTS), "max_staleness": MAX_STALENESS}
             | {"outputs": str(folder / "runs")},
         }

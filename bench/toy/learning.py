@@ -75,7 +75,6 @@ def make_config(model: Path, algorithm: str, seed: int, *, tuning: str, updates:
                 "schedule": "linear",
                 "lora_rank": 8,
                 "lora_alpha": 16,
-                "microbatch": 48,
                 "checkpointing": False,
                 "max_parity_error": 1e-4,
             }

@@ -181,6 +181,47 @@ class WorkersConfig(Section):
     )
 
 
+class SamplerPlacement(Section):
+    """The vLLM servers that sample, each a replica of the policy."""
+
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        description="Number of vLLM servers. The turns of an episode and the members of a group go to the same one, "
+        "unless it is busier than the others by a group.",
+    )
+    tensor_parallel: int = Field(default=1, ge=1, description="GPUs per vLLM server.")
+    devices: tuple[int, ...] = Field(
+        default=(),
+        description="Indices of the GPUs for vLLM, replica by replica; []: the first ones, if there are any.",
+    )
+
+    @model_validator(mode="after")
+    def _devices_suffice(self) -> SamplerPlacement:
+        wanted = self.replicas * self.tensor_parallel
+        if self.devices and len(self.devices) != wanted:
+            raise ValueError(
+                f"devices names {len(self.devices)} GPUs, but {self.replicas} replicas with "
+                f"tensor_parallel={self.tensor_parallel} need {wanted}"
+            )
+        return self
+
+    def devices_of(self, replica: int) -> tuple[int, ...]:
+        """Return the GPUs of a replica, counted from 0.
+
+        >>> SamplerPlacement(replicas=2, tensor_parallel=2, devices=(4, 5, 6, 7)).devices_of(1)
+        (6, 7)
+        """
+        first = replica * self.tensor_parallel
+        return self.devices[first : first + self.tensor_parallel] or tuple(range(first, first + self.tensor_parallel))
+
+
+class PlacementConfig(Section):
+    """Which processes and devices sample."""
+
+    sampler: SamplerPlacement = SamplerPlacement()
+
+
 def lacking_in_skyrl(config: RunConfig) -> str | None:
     """Describe settings that the Tinker API does not support, and what to do instead. None if it supports all."""
     sampling, algorithm, learner, backend = config.sampling, config.algorithm, config.learner, config.skyrl.backend
@@ -370,7 +411,12 @@ class LearnerConfig(Section):
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="Maximum gradient norm; null: no clipping.")
     lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
     lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
-    microbatch: int = Field(default=4, ge=1, description="Number of trajectories per forward pass.")
+    tokens_per_pack: int = Field(
+        default=8192,
+        ge=1,
+        description="Maximum tokens per forward pass, with shared prefixes counted once. A longer episode gets a pass "
+        "of its own. If memory runs out, packs of half the size are tried once.",
+    )
     share_prefix: bool = Field(
         default=True, description="Compute a prefix only once if several trajectories of a forward pass share it."
     )
@@ -983,6 +1029,7 @@ class RunConfig(Section):
     )
     skyrl: SkyrlConfig = SkyrlConfig()
     workers: WorkersConfig = WorkersConfig()
+    placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
 
     @property
@@ -999,6 +1046,12 @@ class RunConfig(Section):
             raise ValueError(
                 f"algorithm.minibatches is {self.algorithm.minibatches}, but a batch has only {trajectories} episodes"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_are_vllm(self) -> RunConfig:
+        if self.placement != PlacementConfig() and self.engine != "vllm":
+            raise ValueError(f"placement.sampler places vLLM servers, but engine is {self.engine}: set engine to vllm")
         return self
 
     @model_validator(mode="after")

@@ -620,10 +620,10 @@ class LearnerLostError(InfrastructureError, code="E-LEARN-010"):
     """A process of the learner ended or could not be reached.
 
     Causes: a process was killed for using too much memory; a GPU failed; another process of the learner failed first.
-    Fix: read its log in the folder logs of the run; lower learner.microbatch, or shard the model over more processes;
-    then `mcprl resume`.
+    Fix: read its log in the folder logs of the run; lower learner.tokens_per_pack, or shard the model over more
+    processes; then `mcprl resume`.
     Example: learner process 1 of 2 ended with exit code -9; the end of its log: loading weights. Fix: it was killed,
-    probably for lack of memory: lower learner.microbatch, or see outputs/a/logs/learner-1.log.
+    probably for lack of memory: lower learner.tokens_per_pack, or see outputs/a/logs/learner-1.log.
     """
 
 
@@ -687,7 +687,8 @@ class ResourceLimitError(InfrastructureError, code="E-RUN-011"):
 
     Causes: a limit on memory, threads or processes (ulimit -v, ulimit -u, a container's limits); other programs on the
     machine.
-    Fix: raise the limit, or lower episodes.max_concurrent, workers.count or learner.microbatch; then `mcprl resume`.
+    Fix: raise the limit, or lower episodes.max_concurrent, workers.count or learner.tokens_per_pack; then
+    `mcprl resume`.
     Example: the operating system could not start another thread. Fix: raise the limits on memory, threads and
     processes (ulimit -v, ulimit -u, the container's), or lower episodes.max_concurrent; then `mcprl resume`.
     """

@@ -128,6 +128,7 @@ CHANGED_SETTINGS = {
     "sampling.vllm.max_sequences": "set episodes.max_concurrent, which now limits what vLLM decodes at once too",
     "sampling.vllm.cpu_cache_gib": "delete it, and set VLLM_CPU_KVCACHE_SPACE, vLLM's own variable",
     "workers.address": "delete it, and set RAY_ADDRESS, Ray's own variable, to the address or to auto",
+    "learner.microbatch": "set learner.tokens_per_pack, in tokens: packs hold as many episodes as fit",
     "workers.kind": "set workers.count instead: 0 runs episodes in this process, a higher number uses Ray workers",
     "workers.cpus": "delete it: a worker is one process with one core",
     "episodes.max_attempts": "delete it: an episode lost to the infrastructure gets at most 5 attempts",

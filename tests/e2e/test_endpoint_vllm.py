@@ -72,7 +72,7 @@ async def test_an_endpoint_scores_what_the_built_in_player_scores(shared_vllm, t
             turn_deadline_s=ANSWER_S,
             log=tmp_path / "vllm.log",
         )
-        async with sampler, forwarded(sampler.socket) as url:
+        async with sampler, forwarded(sampler.replicas[0].socket) as url:
             # The server has no parser of calls; they are read from the text.
             endpoint = EndpointSettings(url=url, model="base", price=(1.0, 2.0), body={"tool_choice": "none"})
             request = Request(config=config, suite=suite, endpoint=endpoint)

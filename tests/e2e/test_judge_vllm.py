@@ -40,7 +40,7 @@ async def test_a_small_model_behind_vllm_gives_grades(shared_vllm, tmp_path, mon
         log=tmp_path / "vllm.log",
     )
     with shared_vllm.lent():
-        async with sampler, forwarded(sampler.socket) as url:
+        async with sampler, forwarded(sampler.replicas[0].socket) as url:
             async with Judge(JudgeConfig(url=url, model="base")) as judge:
                 grades = [await judge.grade(TASK, answer) for answer in ANSWERS]
                 answered = shared_vllm.counted("vllm:request_success_total")

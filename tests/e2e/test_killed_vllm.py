@@ -76,7 +76,9 @@ def adapters(small_qwen3, tmp_path_factory) -> list[Weights]:
 
 def engine_of(sampler: VllmSampler) -> int:
     """The process that computes, behind the one that takes requests."""
-    [engine] = [p for p in psutil.Process(sampler.pid).children(recursive=True) if "EngineCore" in p.cmdline()[0]]
+    [engine] = [
+        p for p in psutil.Process(sampler.replicas[0].pid).children(recursive=True) if "EngineCore" in p.cmdline()[0]
+    ]
     return engine.pid
 
 
@@ -159,7 +161,7 @@ async def kill_while_sampling(sampler: VllmSampler, adapters: list[Weights], not
                 await asyncio.sleep(0)
             seen.in_flight.append(len(at_work))
             killed = time.time()
-            os.kill(sampler.pid if kill % 3 == 2 else engine_of(sampler), signal.SIGKILL)
+            os.kill(sampler.replicas[0].pid if kill % 3 == 2 else engine_of(sampler), signal.SIGKILL)
             seen.detected_s.append(await noticed.at.get() - killed)
             await publication
             in_force = len(published) - 1

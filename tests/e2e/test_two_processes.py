@@ -36,12 +36,13 @@ VOCABULARY = 67
 KL_LOSS = {"kl": {"coefficient": 0.1}}
 CASES = {
     # Three packs for two processes: one of them computes one for nothing.
-    "fsdp2-lora": ("qwen3", {"sharding": "fsdp2", "tuning": "lora", "microbatch": 2, "checkpointing": True},
+    "fsdp2-lora": ("qwen3", {"sharding": "fsdp2", "tuning": "lora", "tokens_per_pack": 38, "checkpointing": True},
                    {"kl": {"coefficient": 0.1, "reference": "ema", "lag": 2}}),
-    "fsdp2-full": ("qwen3", {"sharding": "fsdp2", "tuning": "full", "microbatch": 1},
+    "fsdp2-full": ("qwen3", {"sharding": "fsdp2", "tuning": "full", "tokens_per_pack": 1},
                    {"advantages": "gae", "minibatches": 2, **KL_LOSS}),
-    "zero3-lora": ("llama", {"sharding": "zero3", "tuning": "lora", "microbatch": 2}, {"minibatches": 2, **KL_LOSS}),
-    "zero3-full": ("qwen3", {"sharding": "zero3", "tuning": "full", "microbatch": 2, "checkpointing": True},
+    "zero3-lora": ("llama", {"sharding": "zero3", "tuning": "lora", "tokens_per_pack": 38},
+                   {"minibatches": 2, **KL_LOSS}),
+    "zero3-full": ("qwen3", {"sharding": "zero3", "tuning": "full", "tokens_per_pack": 38, "checkpointing": True},
                    {"advantages": "gae"}),
 }  # fmt: skip
 FULL = ("zero3-full",)  # the others divide the weights in both ways, and train adapters and whole weights
@@ -177,7 +178,7 @@ async def test_two_processes_move_the_weights_as_one_does(case, model_folder, tm
 @pytest.mark.parametrize("sharding", ["fsdp2", pytest.param("zero3", marks=pytest.mark.full)])
 async def test_two_processes_undo_an_update_beyond_the_cap_as_one_does(sharding, model_folder, tmp_path):
     algorithm = {"old_logprobs": "recomputed", "minibatches": 2, "kl": {"cap": 0.5}}
-    settings = {"sharding": sharding, "learning_rate": 1.0, "processes": 2, "microbatch": 2}
+    settings = {"sharding": sharding, "learning_rate": 1.0, "processes": 2, "tokens_per_pack": 38}
     config = small_config(model_folder("llama"), algorithm=algorithm, **settings)
     groups = five_episodes()
     trajectories = [t for group in groups for t in group.trajectories]
@@ -198,7 +199,7 @@ async def test_two_processes_undo_an_update_beyond_the_cap_as_one_does(sharding,
 
 
 async def test_the_death_of_a_process_in_an_update_is_told_at_once_and_leaves_nothing_running(model_folder, tmp_path):
-    config = small_config(model_folder("llama"), learning_rate=1e-3, processes=2, microbatch=1)
+    config = small_config(model_folder("llama"), learning_rate=1e-3, processes=2, tokens_per_pack=1)
     async with DistributedLearner(config, folder=tmp_path / "weights", grammars=None) as learner:
         pids = learner.pids
         os.kill(pids[1], signal.SIGSTOP)  # the other one now waits for it in the middle of the update

@@ -246,14 +246,15 @@ def _cpu_rate(tokens_per_s: float, constants: Constants, size: ModelSize, gpus: 
 def learned_tokens(config: RunConfig, shape: EpisodeShape) -> float:
     """Return the tokens that an update computes, in units of passes with gradients.
 
-    tasks · (⌈G / min(G, m)⌉ · P + G · (L − P)) · (1 + f / 3), with groups of G, m trajectories per microbatch, a prompt
-    of P tokens, conversations of L tokens, and f passes without gradients. Without a shared prefix, P is computed G
-    times.
+    tasks · (⌈G / min(G, m)⌉ · P + G · (L − P)) · (1 + f / 3), with groups of G, of which m fit into a pack, a prompt of
+    P tokens, conversations of L tokens, and f passes without gradients. Without a shared prefix, P is computed G times.
     """
     group = config.episodes.group_size
-    prompts = math.ceil(group / min(group, config.learner.microbatch)) if config.learner.share_prefix else group
+    own_tokens = shape.length_tokens - shape.prompt_tokens
+    fitting = max(1, int((config.learner.tokens_per_pack - shape.prompt_tokens) // max(1, own_tokens)))
+    prompts = math.ceil(group / min(group, fitting)) if config.learner.share_prefix else group
     forward = int(config.algorithm.old_logprobs == "recomputed") + int(config.algorithm.kl.needs_reference)
-    tokens = prompts * shape.prompt_tokens + group * (shape.length_tokens - shape.prompt_tokens)
+    tokens = prompts * shape.prompt_tokens + group * own_tokens
     return config.training.tasks_per_step * tokens * (1 + forward * FORWARD_SHARE)
 
 
@@ -302,11 +303,12 @@ def _counts(config: RunConfig) -> tuple[int, int, int]:
 def _units(config: RunConfig, gpus: int) -> tuple[int, int]:
     """Return the number of GPUs that sample and of GPUs that learn; a CPU counts as one.
 
-    The torch engines sample on one GPU and learn on learner.processes GPUs. Behind the Tinker API, sampler and learner
-    take turns on all GPUs; with max_staleness above 0, each has half of them.
+    The torch engines sample on the GPUs of placement.sampler and learn on learner.processes GPUs. Behind the Tinker
+    API, sampler and learner take turns on all GPUs; with max_staleness above 0, each has half of them.
     """
     if config.engine != "skyrl":
-        return 1, min(config.learner.processes, gpus) or 1
+        placed = config.placement.sampler.replicas * config.placement.sampler.tensor_parallel
+        return min(placed, gpus) or 1, min(config.learner.processes, gpus) or 1
     sampling = gpus // 2 if config.training.max_staleness else 0
     return max(1, sampling or gpus), max(1, gpus - sampling)
 

@@ -356,6 +356,8 @@ def make_sampler(
         config.model,
         config.sampling,
         config.learner,
+        placement=config.placement.sampler,
+        group_size=config.episodes.group_size,
         max_sequences=config.episodes.max_concurrent,
         turn_deadline_s=config.episodes.deadline_s,
         log=logs / "vllm.log",

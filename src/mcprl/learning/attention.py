@@ -25,7 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from mcprl.errors import UnsharableError
 
 # A shorter prefix is repeated for each sequence, because an additional node would cost more than its tokens.
-_MIN_SHARED_TOKENS = 16
+MIN_SHARED_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ def lay_out_tree(sequences: Sequence[Sequence[int]], device: torch.device) -> La
 
     def grow(members: list[int], start: int, parent: int) -> None:
         """Lay out the sequences `members` from token `start` on. Their tokens before `start` are equal."""
-        common = _common_length([all_ids[i] for i in members])
+        common = common_length([all_ids[i] for i in members])
         ended = [i for i in members if len(all_ids[i]) == common]
-        if len(members) == 1 or len(ended) == len(members) or common - start >= _MIN_SHARED_TOKENS:
+        if len(members) == 1 or len(ended) == len(members) or common - start >= MIN_SHARED_TOKENS:
             parent = add_node(members, start, common, parent)
             start = common
         elif ended:  # they end within a prefix that is too short to share
@@ -143,7 +143,7 @@ def lay_out_tree(sequences: Sequence[Sequence[int]], device: torch.device) -> La
     )
 
 
-def _common_length(sequences: Sequence[tuple[int, ...]]) -> int:
+def common_length(sequences: Sequence[tuple[int, ...]]) -> int:
     """Return the length of the longest common prefix.
 
     The first and the last sequence in lexicographic order have the same common prefix as all sequences.

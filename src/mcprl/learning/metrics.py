@@ -72,12 +72,13 @@ class UpdateMetrics:
 
     `version` is the version of the learner's weights before the update. With `algorithm.kl.cap`, `moved` is the
     divergence of the new policy from the old one, and `distance` its divergence from the reference, both in nats per
-    token that carries loss.
+    token that carries loss. `splits` counts minibatches that ran out of memory and were repeated with smaller packs.
     """
 
     version: int
     minibatches_without_signal: int = 0
     steps_over_cap: int = 0
+    splits: int = 0
     steps_made: int = 0
     moved: float = 0.0
     distance: float = 0.0
@@ -147,6 +148,8 @@ class UpdateMetrics:
             "loss": fmean(self.losses) if self.losses else 0.0,
             "optimiser_steps": 0.0 if self.undone else float(self.steps_made),
         }
+        if self.splits:
+            found["pack_splits"] = float(self.splits)
         if self._seen:
             found |= self._of_episodes(algorithm)
         if self.imitation_losses:

@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from mcprl.errors import AlignmentError
 from mcprl.learning.algorithms import inadmissible_tokens
 from mcprl.learning.algorithms.objective import Scores, TokenColumns
-from mcprl.learning.attention import Layout, lay_out_rows, lay_out_tree
+from mcprl.learning.attention import MIN_SHARED_TOKENS, Layout, common_length, lay_out_rows, lay_out_tree
 from mcprl.records import Batch, Trajectory
 
 if TYPE_CHECKING:
@@ -255,24 +257,54 @@ def _turn_parts(grammars: Grammars, trajectory: Trajectory, grammar: str, mask: 
     return parts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Packer:
-    """Makes packs of at most `microbatch` trajectories. With `share_prefix`, a pack holds a common prefix only once."""
+    """Makes packs of at most `tokens` tokens; a longer trajectory gets a pack of its own.
+
+    With `share_prefix`, a pack holds a common prefix only once. Otherwise its rows are padded to the longest.
+    """
 
     replayer: Replayer
     device: torch.device
-    microbatch: int = field(kw_only=True)
+    tokens: int = field(kw_only=True)
     share_prefix: bool = field(kw_only=True)
 
-    def divide(self, examples: Sequence[Example]) -> list[list[int]]:
+    def divide(self, examples: Sequence[Example], processes: int = 1) -> list[list[int]]:
         """Return the indices of the examples of each pack.
 
-        With `share_prefix`, a pack gets examples with long common prefixes, otherwise examples of similar length.
+        With `share_prefix`, a pack gets examples with long common prefixes, otherwise examples of similar length. For
+        several processes, which compute as many packs each, the packs become smaller until no process is idle in the
+        last round, and packs of similar size follow one another.
         """
         ids = [example.trajectory.token_ids for example in examples]
         likeness = ids if self.share_prefix else [(len(own),) for own in ids]
         order = sorted(range(len(examples)), key=likeness.__getitem__)
-        return [order[first : first + self.microbatch] for first in range(0, len(order), self.microbatch)]
+        lengths = [len(ids[i]) for i in order]
+        shared = [0] + [common_length((ids[i], ids[j])) if self.share_prefix else 0 for i, j in pairwise(order)]
+        shared = [length if length >= MIN_SHARED_TOKENS else 0 for length in shared]
+        packs = self._fill(lengths, shared, self.tokens)
+        wanted = min(-(-len(packs) // processes) * processes, len(examples))
+        if len(packs) < wanted:
+            # The number of packs grows as the budget shrinks, so bisection finds the largest budget that gives enough.
+            budgets = range(self.tokens)
+            packs = self._fill(
+                lengths, shared, bisect_right(budgets, -wanted, key=lambda b: -len(self._fill(lengths, shared, b))) - 1
+            )
+        if processes > 1:
+            packs.sort(reverse=True)
+        return [[order[place] for place in places] for _size, places in packs]
+
+    def _fill(self, lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[tuple[int, list[int]]]:
+        """Fill packs in order with as many places as fit into the budget. Return the size and the places of each."""
+        packs: list[tuple[int, list[int]]] = []
+        for place, length in enumerate(lengths):
+            size, places = packs[-1] if packs else (0, [])
+            size = size + length - shared[place] if self.share_prefix else length * (len(places) + 1)
+            if places and size <= budget:
+                packs[-1] = size, [*places, place]
+            else:
+                packs.append((length, [place]))
+        return packs
 
     def pack(self, examples: Sequence[Example]) -> Pack:
         trajectories = [example.trajectory for example in examples]

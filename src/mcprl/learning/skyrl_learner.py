@@ -176,8 +176,8 @@ class RemoteReference:
 _STATE_FILE = "skyrl.json"
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_FILE = "adapter_model.safetensors"
-# The server splits requests into microbatches itself, so smaller requests would only be slower.
-_ROWS_IN_A_REQUEST = 1024
+# The server splits requests itself, so smaller requests would only be slower.
+_TOKENS_IN_A_REQUEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
 
     def __init__(self, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> None:
         processes = ProcessGroup(torch.device("cpu"))
-        packer = Packer(Replayer(None), processes.device, microbatch=_ROWS_IN_A_REQUEST, share_prefix=False)
+        packer = Packer(Replayer(None), processes.device, tokens=_TOKENS_IN_A_REQUEST, share_prefix=False)
         super().__init__(config, processes=processes, packer=packer)
         self._engine = engine
         self._folder = folder

@@ -45,7 +45,7 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
     ) -> None:
         processes, learner = processes or ProcessGroup(), config.learner
         packer = Packer(
-            Replayer(grammars), processes.device, microbatch=learner.microbatch, share_prefix=learner.share_prefix
+            Replayer(grammars), processes.device, tokens=learner.tokens_per_pack, share_prefix=learner.share_prefix
         )
         super().__init__(config, processes=processes, packer=packer)
         self._folder = folder

@@ -6,6 +6,7 @@ policy has moved further than algorithm.kl.cap after the last step.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
@@ -98,6 +99,9 @@ class FrozenPolicy(Protocol):
 PolicyT = TypeVar("PolicyT", bound=Scorer)
 M = TypeVar("M", bound=Optimiser)
 R = TypeVar("R", bound=FrozenPolicy)
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
 
 # A single failure can be chance. Several in a row mean that the policy or a setting is broken.
 _MAX_NON_FINITE_IN_A_ROW = 3
@@ -159,7 +163,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
     def _survey(self, policy: Scorer, examples: Sequence[Example]) -> tuple[Columns, Columns | None]:
         """Return the logprobs of the scored tokens, and the values before them (None without a value head)."""
         found: dict[int, list[tuple[float, ...]]] = {}
-        for chosen in self._processes.own(self._packer.divide(examples)):
+        for chosen in self._processes.own(self._packer.divide(examples, self._processes.size)):
             pack = self._packer.pack([examples[i] for i in chosen or (0,)])
             scores = policy(pack)
             columns = [column_N for column_N in (scores.logprob_N, scores.value_N) if column_N is not None]
@@ -361,22 +365,48 @@ class _OngoingUpdate:
             self.tally.minibatches_without_signal += 1
             if self.tally.looked_at_parity or not learnable:
                 return  # otherwise score the minibatch anyway, to check parity
-        self._optimiser.forget_gradients()
-        loss, over_cap = 0.0, False
+        seen, imitated = self._in_memory(lambda: self._accumulate(examples, demonstrations, learn=moves))
+        for own in seen:
+            self.tally.add(own)
+        self.tally.imitation_losses += imitated
+        loss = sum(own.loss for own in seen) + sum(imitated) * self._batch.demonstration_weight
         if learnable:
-            seen = self._reinforce(examples, learn=moves)
-            loss, over_cap = sum(own.loss for own in seen), moves and self._is_over_cap(seen)
             self.tally.check_parity(self._config.learner.max_parity_error)
-        if over_cap:
+        if moves and self._is_over_cap(seen):
             self.tally.steps_over_cap += 1
         elif moves:
-            if demonstrations:
-                loss += self._imitate(demonstrations)
             norm = self._optimiser.step()
             if norm is not None and not math.isfinite(norm):
                 raise NonFiniteValues(f"the norm of the gradients is not a finite number after {_named(examples)}")
             self.tally.add_step(norm)
         self.tally.losses.append(loss)
+
+    def _accumulate(
+        self, examples: Sequence[Example], demonstrations: Sequence[Example], *, learn: bool
+    ) -> tuple[list[Seen], list[float]]:
+        """Accumulate the gradients of a minibatch. Return the results of its packs, and the imitation loss if any."""
+        self._optimiser.forget_gradients()
+        learnable = any(example.learnable_tokens for example in examples)
+        seen = self._reinforce(examples, learn=learn) if learnable else []
+        imitates = learn and demonstrations and not self._is_over_cap(seen)
+        return seen, [self._imitate(demonstrations)] if imitates else []
+
+    def _in_memory(self, work: Callable[[], T]) -> T:
+        """Do the work of a minibatch. If the device runs out of memory, repeat it once with packs of half the size.
+
+        Several processes cannot repeat it, because those that did not fail wait for the one that did.
+        """
+        try:
+            return work()
+        except torch.OutOfMemoryError as error:
+            if self._processes.size > 1:
+                raise
+            _logger.warning("a pack of %d tokens does not fit into memory (%s)", self._packer.tokens, error)
+        self._packer.tokens = max(1, self._packer.tokens // 2)
+        self.tally.splits += 1
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return work()
 
     def _has_signal(self, examples: Sequence[Example]) -> bool:
         algorithm = self._config.algorithm
@@ -387,7 +417,9 @@ class _OngoingUpdate:
 
     def _is_over_cap(self, minibatch: Sequence[Seen]) -> bool:
         cap = self._config.algorithm.kl.cap
-        return cap is not None and float(torch.cat([own.columns["kl_reference"] for own in minibatch]).mean()) > cap
+        if cap is None or not minibatch:
+            return False
+        return float(torch.cat([own.columns["kl_reference"] for own in minibatch]).mean()) > cap
 
     def _packs(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], list[Example], Pack]]:
         """Yield the packs of this process as (indices, examples, pack).
@@ -395,7 +427,7 @@ class _OngoingUpdate:
         All processes must make the same number of forward passes. A process that has fewer packs than others yields the
         first example without indices; its result does not count.
         """
-        for chosen in self._processes.own(self._packer.divide(examples)):
+        for chosen in self._processes.own(self._packer.divide(examples, self._processes.size)):
             some = [examples[i] for i in chosen or (0,)]
             yield chosen or [], some, self._packer.pack(some)
 
@@ -418,13 +450,10 @@ class _OngoingUpdate:
                 self._backward(outcome.loss, some)
             if chosen:
                 seen.append(Seen.of(some, scores, pack, outcome))
-        everyones: list[Seen] = [own for part in self._processes.gather(seen) for own in part]
-        for own in everyones:
-            self.tally.add(own)
-        return everyones
+        return [own for part in self._processes.gather(seen) for own in part]
 
     def _imitate(self, demonstrations: Sequence[Example]) -> float:
-        """Accumulate the gradients of the imitation loss and return the loss: the mean over tokens times its weight."""
+        """Accumulate the gradients of the imitation loss times its weight. Return the loss: the mean over tokens."""
         tokens = sum(len(example.position_N) for example in demonstrations)
         weight, loss = self._batch.demonstration_weight, 0.0
         for chosen, some, pack in self._packs(demonstrations):
@@ -433,9 +462,7 @@ class _OngoingUpdate:
             self._refuse_non_finite(logprob_N, own, pack, some)
             self._backward(own, some)
             loss += float(own.detach())
-        loss = sum(self._processes.gather(loss))
-        self.tally.imitation_losses.append(loss / weight)
-        return loss
+        return sum(self._processes.gather(loss)) / weight
 
     def _backward(self, loss: Tensor, examples: Sequence[Example]) -> None:
         self._processes.backward(loss)

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
+from mcprl.config import LearnerConfig, ModelConfig, SamplerPlacement, SamplingConfig
 from mcprl.errors import BadValueError, SamplerLostError
 from mcprl.records import Weights
 from mcprl.samplers.model_folder import check_files
+from mcprl.samplers.routing import Router
 from mcprl.samplers.sampler import Completion, SampleRequest
 from mcprl.samplers.vllm_server import (
     BASE_NAME,
@@ -128,13 +129,13 @@ async def _ask_workers(server: VllmProcess, method: str, **folders: Path | None)
 
 
 _AS_STARTED = Weights(version=0)
+_ONE_SERVER = SamplerPlacement()
 
 
-class VllmSampler:
-    """Samples through a vLLM server that runs while this context is entered, and is restarted if it dies.
+class Replica:
+    """A vLLM server that runs while this context is entered, and is restarted if it dies.
 
-    A request that a live server does not answer within `turn_deadline_s` is lost. The time spent waiting for a restart
-    does not count; it is bounded by the time that a server has to start.
+    A request that a live server does not answer within `turn_deadline_s` is lost.
     """
 
     def __init__(
@@ -144,10 +145,12 @@ class VllmSampler:
         learner: LearnerConfig,
         *,
         max_sequences: int,
+        devices: Sequence[int],
         turn_deadline_s: float,
         log: Path,
     ) -> None:
         self._max_sequences = max_sequences
+        self._devices = devices
         self._turn_deadline_s = turn_deadline_s
         self._model = model
         self._sampling = sampling
@@ -159,7 +162,7 @@ class VllmSampler:
         self._publishing = asyncio.Lock()
         self._servers = SupervisedVllm(self._start, self._restore)
 
-    async def __aenter__(self) -> VllmSampler:
+    async def __aenter__(self) -> Replica:
         await self._servers.__aenter__()
         return self
 
@@ -181,31 +184,35 @@ class VllmSampler:
         """Return how often the server was restarted."""
         return self._servers.restarts
 
-    async def sample(self, request: SampleRequest) -> Completion:
-        while True:
-            server = await self._servers.ready()
-            weights = self._weights
-            with self._adapters.in_use(_AS_STARTED if self._whole else weights) as name:
-                try:
-                    answer = await server.post(GENERATE_PATH, generate_body(request, name))
-                except SamplerLostError:
-                    if server.may_be_asked:
-                        raise
-                    continue
-            self._servers.note_turn()
-            return read_completion(answer, request, None if self._whole else weights.version)
+    @property
+    def is_up(self) -> bool:
+        """Return whether a server is running."""
+        return self._servers.is_up
 
-    async def publish(self, weights: Weights) -> Weights:
-        """Load `weights` and sample from them.
+    @property
+    def is_over(self) -> bool:
+        """Return whether no server is running and none will be started again."""
+        return self._servers.is_over
 
-        Turns in flight continue. If too many adapters are loaded, this waits until the turns of an old one have ended.
-        """
-        unfit = weights.adapter if self._learner.tuning == "full" else weights.model
-        if unfit is not None:
-            raise BadValueError(
-                f"vLLM was started for learner.tuning={self._learner.tuning} and cannot load the weights in {unfit}",
-                fix="set learner.tuning to match the weights: lora for an adapter, full for a whole model",
-            )
+    async def ready(self) -> None:
+        """Wait until a server is running. Raises SamplerLostError if it will not be restarted."""
+        await self._servers.ready()
+
+    async def sample(self, request: SampleRequest) -> Completion | None:
+        """Sample a turn. Returns None if the server died meanwhile."""
+        server, weights = self._servers.running, self._weights
+        with self._adapters.in_use(_AS_STARTED if self._whole else weights) as name:
+            try:
+                answer = await server.post(GENERATE_PATH, generate_body(request, name))
+            except SamplerLostError:
+                if server.may_be_asked:
+                    raise
+                return None
+        self._servers.note_turn()
+        return read_completion(answer, request, None if self._whole else weights.version)
+
+    async def publish(self, weights: Weights) -> None:
+        """Load `weights` and sample from them. If the server dies meanwhile, the next one loads them."""
         async with self._publishing:
             tries = 0
             while weights != self._weights:
@@ -217,7 +224,6 @@ class VllmSampler:
                     # If the same weights crash several servers, give up, even if turns were sampled in between.
                     if server.may_be_asked or tries > self._servers.MAX_RESTARTS:
                         raise
-        return weights
 
     async def _put_in_force(self, server: VllmProcess, weights: Weights) -> None:
         if self._whole:
@@ -237,6 +243,7 @@ class VllmSampler:
             self._sampling,
             self._learner,
             max_sequences=self._max_sequences,
+            devices=self._devices,
             turn_deadline_s=self._turn_deadline_s,
             log=self._log,
         )
@@ -246,3 +253,101 @@ class VllmSampler:
             await self._adapters.restore(server, self._weights)
         elif self._weights != _AS_STARTED:
             await put_whole_weights(server, self._weights)
+
+
+class VllmSampler:
+    """Samples through one or several replicas that run while this context is entered.
+
+    If a replica dies, its turns go to another one, or wait until one is restarted; that time does not count towards the
+    turn's deadline. A replica that is not restarted any more is left out. If it was the last one, its SamplerLostError
+    is raised.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        sampling: SamplingConfig,
+        learner: LearnerConfig,
+        *,
+        max_sequences: int,
+        turn_deadline_s: float,
+        log: Path,
+        placement: SamplerPlacement = _ONE_SERVER,
+        group_size: int = 8,
+    ) -> None:
+        share = min(max_sequences, -(-max_sequences // placement.replicas) + group_size)
+
+        def replica(number: int) -> Replica:
+            return Replica(
+                model,
+                sampling,
+                learner,
+                max_sequences=share,
+                devices=placement.devices_of(number),
+                turn_deadline_s=turn_deadline_s,
+                log=log if number == 0 else log.with_stem(f"{log.stem}-{number + 1}"),
+            )
+
+        self.replicas = tuple(map(replica, range(placement.replicas)))
+        self._learner = learner
+        self._router = Router(replicas=placement.replicas, slack=group_size)
+        self._opened = AsyncExitStack()
+
+    async def __aenter__(self) -> VllmSampler:
+        async with AsyncExitStack() as opening:
+            await asyncio.gather(*(opening.enter_async_context(replica) for replica in self.replicas))
+            self._opened = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.aclose()
+
+    @property
+    def restarts(self) -> int:
+        """Return how often a replica was restarted."""
+        return sum(replica.restarts for replica in self.replicas)
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        while True:
+            up = [number for number, replica in enumerate(self.replicas) if replica.is_up]
+            if not up:
+                await self._wait_for_a_replica()
+                continue
+            with self._router.turn(request.prompt_ids, among=up) as chosen:
+                completion = await self.replicas[chosen].sample(request)
+            if completion is not None:
+                return completion
+            self._router.forget(chosen)
+
+    async def publish(self, weights: Weights) -> Weights:
+        """Load `weights` into all replicas and sample from them. Waits for replicas that are being restarted.
+
+        Turns in flight continue. If too many adapters are loaded, this waits until the turns of an old one have ended.
+        """
+        unfit = weights.adapter if self._learner.tuning == "full" else weights.model
+        if unfit is not None:
+            raise BadValueError(
+                f"vLLM was started for learner.tuning={self._learner.tuning} and cannot load the weights in {unfit}",
+                fix="set learner.tuning to match the weights: lora for an adapter, full for a whole model",
+            )
+        results = await asyncio.gather(*(replica.publish(weights) for replica in self.replicas), return_exceptions=True)
+        taken = results.count(None)
+        for replica, fault in zip(self.replicas, results, strict=True):
+            if fault is not None and not (taken and replica.is_over):
+                raise fault
+        for number in range(len(self.replicas)):
+            self._router.forget(number)  # what was cached belongs to the old weights
+        return weights
+
+    async def _wait_for_a_replica(self) -> None:
+        waiting = [asyncio.create_task(replica.ready()) for replica in self.replicas]
+        try:
+            for number, first in enumerate(asyncio.as_completed(waiting), start=1):
+                try:
+                    return await first
+                except SamplerLostError:
+                    if number == len(waiting):
+                        raise
+        finally:
+            for task in waiting:
+                task.cancel()

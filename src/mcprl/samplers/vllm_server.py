@@ -7,10 +7,11 @@ import contextlib
 import importlib.util
 import json
 import logging
+import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
@@ -125,7 +126,13 @@ def replaces_weights(sampling: SamplingConfig, learner: LearnerConfig) -> bool:
 
 
 def server_argv(
-    model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, *, max_sequences: int, socket: Path
+    model: ModelConfig,
+    sampling: SamplingConfig,
+    learner: LearnerConfig,
+    *,
+    max_sequences: int,
+    tensor_parallel: int,
+    socket: Path,
 ) -> list[str]:
     """Return the server's command line. `--generation-config vllm` ignores the model's default top-p and top-k."""
     if importlib.util.find_spec("vllm") is None:
@@ -167,6 +174,8 @@ def server_argv(
         arguments["--max-num-batched-tokens"] = max(_MIN_BATCHED_TOKENS, model.context_tokens)
     else:
         arguments["--gpu-memory-utilization"] = sampling.vllm.memory_fraction
+    if tensor_parallel > 1:
+        arguments["--tensor-parallel-size"] = tensor_parallel
     pairs = [str(part) for pair in arguments.items() for part in pair]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
 
@@ -182,7 +191,9 @@ def _room_for(rank: int) -> int:
     )
 
 
-def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path) -> dict[str, str]:
+def server_env(
+    sampling: SamplingConfig, learner: LearnerConfig, *, devices: Sequence[int], folder: Path
+) -> dict[str, str]:
     """Return the server's environment: ours without the keys of tools, plus variables for changing weights at run time
     and for threads on a CPU.
 
@@ -200,7 +211,21 @@ def server_env(sampling: SamplingConfig, learner: LearnerConfig, *, folder: Path
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_WAIT_POLICY": "passive",
         }
+    else:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _visible(devices)))
     return env
+
+
+def _visible(devices: Sequence[int]) -> list[str]:
+    """Return the GPUs under the names that this process sees them by: indices refer to CUDA_VISIBLE_DEVICES, if set."""
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if names and max(devices) >= len(names):
+        raise BadValueError(
+            f"placement.sampler uses GPU {max(devices)}, but CUDA_VISIBLE_DEVICES has only {len(names)}: "
+            f"{','.join(names)}",
+            fix="lower placement.sampler.replicas, or make more GPUs visible",
+        )
+    return [names[device] if names else str(device) for device in devices]
 
 
 def _runs_on_cpu() -> bool:
@@ -247,6 +272,7 @@ class VllmProcess:
         learner: LearnerConfig,
         *,
         max_sequences: int,
+        devices: Sequence[int],
         turn_deadline_s: float,
         log: Path,
     ) -> VllmProcess:
@@ -255,8 +281,11 @@ class VllmProcess:
             after_stop = on_failure.enter_context(contextlib.ExitStack())
             folder = after_stop.enter_context(private_folder())
             socket = folder / "vllm.sock"
-            argv = server_argv(model, sampling, learner, max_sequences=max_sequences, socket=socket)
-            process = await ChildProcess.start(argv, env=server_env(sampling, learner, folder=folder), log=log)
+            argv = server_argv(
+                model, sampling, learner, max_sequences=max_sequences, tensor_parallel=len(devices), socket=socket
+            )
+            env = server_env(sampling, learner, devices=devices, folder=folder)
+            process = await ChildProcess.start(argv, env=env, log=log)
             server = cls(process, socket, deadline_s=turn_deadline_s)
             on_failure.push_async_callback(server.stop)
             await server._wait_until_healthy()
@@ -410,15 +439,15 @@ class SupervisedVllm:
         """Return the running server. Raises SamplerLostError if none is running."""
         if self._supervision is None:
             raise RuntimeError("the sampler is not running: open it with `async with`")
-        if self._server is None or not self._can_be_asked:
+        if self._server is None or not self.is_up:
             raise SamplerLostError("vLLM is not running at the moment", fix="wait until it has been restarted")
         return self._server
 
     async def ready(self) -> VllmProcess:
         """Return a running server that has its weights. Waits for a restart if necessary."""
-        if self._supervision is not None and not self._can_be_asked:
+        if self._supervision is not None and not self.is_up:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._can_be_asked or self._over)
+                await self._changed.wait_for(lambda: self.is_up or self._over)
         if self._over:
             lost = self._lost or SamplerLostError(
                 "vLLM will not be restarted", fix="sample inside the `async with` block"
@@ -427,8 +456,14 @@ class SupervisedVllm:
         return self.running
 
     @property
-    def _can_be_asked(self) -> bool:
+    def is_up(self) -> bool:
+        """Return whether a server is running that has its weights."""
         return self._server is not None and self._server.may_be_asked
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no server will be started again."""
+        return self._over
 
     def note_turn(self) -> None:
         """Reset the count of restarts, because a turn was sampled."""
@@ -449,6 +484,7 @@ class SupervisedVllm:
                 await self._notify_all()
         except SamplerLostError as error:
             self._lost = error
+            _logger.warning("%s", error.what)
         finally:
             self._server, self._over = None, True
             await self._notify_all()

@@ -45,7 +45,7 @@ def server_argv(
     backend: dict[str, int | float | bool | str] = {
         "max_lora_adapters": ADAPTERS,
         "max_lora_rank": learner.lora_rank,
-        "train_micro_batch_size": learner.microbatch,
+        "train_micro_batch_size": max(1, learner.tokens_per_pack // model.context_tokens),
         "gradient_checkpointing": learner.checkpointing,
         "sample_max_num_sequences": _SEQUENCES_AT_ONCE,
     }

@@ -114,15 +114,15 @@ def test_a_step_amounts_to_its_episodes_and_a_run_to_its_steps():
 @pytest.mark.parametrize(
     ("overrides", "tokens"),
     [
-        (["learner.microbatch=4"], 8 * (100 + 4 * 170)),
-        (["learner.microbatch=8"], 8 * (100 + 4 * 170)),
-        (["learner.microbatch=2"], 8 * (2 * 100 + 4 * 170)),
-        (["learner.microbatch=3"], 8 * (2 * 100 + 4 * 170)),
+        (["learner.tokens_per_pack=780"], 8 * (100 + 4 * 170)),
+        (["learner.tokens_per_pack=9000"], 8 * (100 + 4 * 170)),
+        (["learner.tokens_per_pack=440"], 8 * (2 * 100 + 4 * 170)),
+        (["learner.tokens_per_pack=779"], 8 * (2 * 100 + 4 * 170)),
         (["learner.share_prefix=false"], 8 * 4 * 270),
         (["learner.share_prefix=false", "algorithm.old_logprobs=recomputed"], 8 * 4 * 270 * 4 / 3),
     ],
 )
-def test_the_learner_computes_a_shared_prompt_once_per_microbatch(overrides, tokens):
+def test_the_learner_computes_a_shared_prompt_once_per_pack(overrides, tokens):
     config = small("algorithm.old_logprobs=sampled", "algorithm.kl.coefficient=0", *overrides)
     assert learned_tokens(config, EpisodeShape(**EPISODE)) == pytest.approx(tokens)
 

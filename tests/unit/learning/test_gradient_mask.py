@@ -76,7 +76,7 @@ def kinds_of(trajectory: Trajectory, tokenizer: Any) -> list[str]:
 
 @pytest.mark.slow
 def test_observations_and_template_tokens_carry_exactly_zero_gradient(tiny_model, tokenizer, make_learner):
-    learner = make_learner(microbatch=4, share_prefix=False)
+    learner = make_learner(share_prefix=False)
     made = [
         converse(tokenizer, TURNS, reward=1.0),
         converse(tokenizer, TURNS[1:], reward=0.0),

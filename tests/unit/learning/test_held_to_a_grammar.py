@@ -90,8 +90,8 @@ def test_what_was_sampled_is_what_the_grammar_says_and_has_tokens_of_every_kind(
 
 async def test_every_sampled_token_scores_what_it_had_when_it_was_sampled(held, grammars, tiny_model, make_learner):
     mixed = [held[0], unheld(tiny_model), held[2], held[1]]
-    for microbatch in (1, 4):
-        scored = await make_learner(grammars=grammars, microbatch=microbatch).score(mixed)
+    for tokens in (1, 8192):
+        scored = await make_learner(grammars=grammars, tokens_per_pack=tokens).score(mixed)
         for trajectory, column in zip(mixed, scored, strict=True):
             assert column == pytest.approx(trajectory.logprobs, abs=1e-5)
             for logprob, sampled, forced in zip(column, trajectory.sampled, trajectory.forced, strict=True):

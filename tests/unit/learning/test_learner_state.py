@@ -25,7 +25,7 @@ from mcprl.records import Batch, Update
 
 NAN = float("nan")
 TIMES = {"update_s", "replay_s"}
-LORA = {"lora_rank": 2, "microbatch": 2, "learning_rate": 1e-3}
+LORA = {"lora_rank": 2, "tokens_per_pack": 38, "learning_rate": 1e-3}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an adapter with a moving average": (
         {"kl": {"coefficient": 0.1, "target": 0.05, "reference": "ema", "lag": 2}},

@@ -320,7 +320,13 @@ def fingerprint(learner: TorchLearner) -> str:
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     model = save_small_model(tmp_path_factory.mktemp("non-finite-model"))
     return small_config(
-        model, algorithm=OBJECTIVE, microbatch=1, learning_rate=2e-4, lora_rank=2, schedule="linear", warmup_steps=3
+        model,
+        algorithm=OBJECTIVE,
+        tokens_per_pack=1,
+        learning_rate=2e-4,
+        lora_rank=2,
+        schedule="linear",
+        warmup_steps=3,
     )
 
 

@@ -144,7 +144,7 @@ def two_policies(model: Path, objective: str, **learner: Any) -> tuple[RunConfig
 
 
 def packed(config: RunConfig, examples: Sequence[Example], *, share_prefix: bool) -> Pack:
-    return Packer(Replayer(None), CPU, microbatch=config.learner.microbatch, share_prefix=share_prefix).pack(examples)
+    return Packer(Replayer(None), CPU, tokens=config.learner.tokens_per_pack, share_prefix=share_prefix).pack(examples)
 
 
 def loss_and_gradients(policy: Policy, pack: Pack, examples: Sequence[Example], config: RunConfig) -> dict[str, Tensor]:

@@ -55,7 +55,7 @@ async def test_loss_and_gradient_are_those_of_the_cross_entropy_of_the_assistant
     make_learner, share_prefix, temperature, record_property
 ):
     trajectories = conversations(temperature)
-    learner = make_learner(tuning="full", share_prefix=share_prefix, microbatch=2, max_grad_norm=None)
+    learner = make_learner(tuning="full", share_prefix=share_prefix, tokens_per_pack=1, max_grad_norm=None)
     update = await learner.update(sft_batch(trajectories))
     loss, gradients = oracle(trajectories, temperature)
     assert update.skipped is None

