@@ -291,13 +291,13 @@ async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
     )
 
 
-async def offered_values(spec: ServerSpec, log: Path) -> dict[str, list[str]]:
+async def offered_values(spec: ServerSpec, log: Path, *, deadline_s: float) -> dict[str, list[str]]:
     """Start a server, and return what it lists besides its tools: by argument, values that it may know.
 
     {"uri": ["demo://text/1"], "name": ["text 1"], "department": ["Sales", "Support"]}
     """
     try:
-        async with asyncio.timeout(spec.settings.start_deadline_s), AsyncExitStack() as stack:
+        async with asyncio.timeout(deadline_s), AsyncExitStack() as stack:
             return await _offered((await open_session(stack, spec, log)).client)
     except* (MCPError, TimeoutError) as errors:
         _logger.warning("server %r does not list what it offers: %s", spec.name, errors.exceptions[0])

@@ -22,6 +22,7 @@ from mcprl.errors import BudgetExceededError, Fault, NoConsentError, ToolServerE
 from mcprl.files import canonical_json
 from mcprl.records import Observation, ToolCall
 from mcprl.tools import Cassette, Catalog, ServerSpec, Tool, Toolbox, ToolLease
+from mcprl.tools.connection import START_S
 from mcprl.tools.session import offered_values
 from mcprl_synthesis.arguments import shaped
 
@@ -105,7 +106,7 @@ class World:
         """Learn what a server lists besides its tools."""
         place = (_JOURNAL, "offered", spec.name, dict[str, Any]())
         if self.cassette.find(*place) is None:
-            values = await offered_values(spec, self.log_dir / f"{spec.name}-offered.log")
+            values = await offered_values(spec, self.log_dir / f"{spec.name}-offered.log", deadline_s=START_S)
             self.cassette.record(*place, json.dumps(values, ensure_ascii=False))
         found = self.cassette.find(*place)
         for name, listed in json.loads("{}" if found is None else found.text).items():

@@ -135,7 +135,7 @@ async def check_code(examination: Examination) -> AsyncIterator[Finding]:
         return
     try:
         code, log = Code.read(config.own_functions), examination.folder / "own-code.log"
-        async with RewardFunctions(functions, environment=load_keys(config.servers.env_file), log=log, code=code):
+        async with RewardFunctions(functions, environment=load_keys(), log=log, code=code):
             pass
         if importlib.util.find_spec("torch") is not None:
             if algorithm.has_own_loss:
