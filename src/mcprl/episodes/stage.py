@@ -34,6 +34,7 @@ from mcprl.progress import Watcher
 from mcprl.records import Task, Weights
 from mcprl.samplers import Completion, Sampler, SampleRequest
 from mcprl.samplers.model_folder import check_adapter
+from mcprl.samplers.sampler import ScriptedSampler
 from mcprl.tasks import load_preamble
 from mcprl.tools import Catalog, Toolbox, open_toolbox
 from mcprl.tools.keys import load_keys
@@ -263,7 +264,7 @@ async def open_stage(
         if config.engine == "skyrl":
             watcher.stage(f"starting SkyRL ({config.skyrl.url or config.skyrl.backend})")
             engine = await stack.enter_async_context(make_engine(config, logs, watcher))
-        else:
+        elif _samples(config):
             watcher.stage(f"starting the sampler ({config.engine})")
         sampler = await stack.enter_async_context(MeteredSampler(make_sampler(config, logs, kit.grammars, engine)))
         if start is not None:
@@ -338,6 +339,11 @@ def make_engine(config: RunConfig, logs: Path, watcher: Watcher) -> SkyrlEngine:
     return SkyrlEngine(config, folder=logs.parent / "skyrl", log=logs / "skyrl.log", tell=watcher.stage)
 
 
+def _samples(config: RunConfig) -> bool:
+    """Return False for fine-tuning without validation tasks, which needs no sampler."""
+    return config.sft is None or config.tasks.validation is not None
+
+
 def make_sampler(
     config: RunConfig, logs: Path, grammars: Grammars | None, engine: SkyrlEngine | None = None
 ) -> Sampler:
@@ -346,6 +352,8 @@ def make_sampler(
         from mcprl.samplers.skyrl import SkyrlSampler
 
         return SkyrlSampler(engine)
+    if not _samples(config):
+        return ScriptedSampler(lambda request: ())
     if config.engine == "transformers":
         from mcprl.samplers.transformers import TransformersSampler
 

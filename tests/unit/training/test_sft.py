@@ -21,10 +21,12 @@ from staged_episodes import make_config as make_episode_config
 from mcprl.chat import load_chat
 from mcprl.config import SftConfig
 from mcprl.episodes.demonstrations import Demonstrator
+from mcprl.episodes.stage import make_sampler
 from mcprl.errors import BadValueError, NoRunError
 from mcprl.progress import Silent
 from mcprl.records import Solution
 from mcprl.runs.trajectories import read_trajectories, write_trajectories
+from mcprl.samplers.sampler import ScriptedSampler
 from mcprl.seeds import derive_seed
 from mcprl.training.loop import train
 from mcprl.training.run import open_run
@@ -69,14 +71,19 @@ def episode(task_id: str, member: int, **parts: float):
     return replace(made, token_ids=tuple(derive_seed(0, task_id, member, place) % 1000 for place in range(4)))
 
 
-def gather(chat, folder: Path, tasks, *data, held_out=(), validation: float = 0.0) -> Examples:
-    sft = SftConfig(data=tuple(map(str, data)), validation=validation, batch_size=2)
+def gather(chat, folder: Path, tasks, *data, held_out=()) -> Examples:
+    sft = SftConfig(data=tuple(map(str, data)), batch_size=2)
     config = make_episode_config().model_copy(update={"sft": sft})
     tools = FunctionTools(echo=lambda text: text)
     tools.tools = [Face("echo", parameters=PARAMETERS)]
     demonstrator = Demonstrator(config, chat=chat, leases=tools, preamble=(), grammars=None)
     stage = SimpleNamespace(chat=chat, demonstrator=demonstrator)
     return asyncio.run(open_examples(config, folder / "sft", stage, tasks, held_out, Silent()))
+
+
+def names(found: Examples) -> list[str]:
+    """The tasks of all conversations, held out or not."""
+    return sorted(t.task_id for t in (*found.train, *found.validation))
 
 
 def left_out(folder: Path) -> list[str]:
@@ -105,7 +112,7 @@ def test_no_episode_that_failed_its_checks_is_imitated(chat, tmp_path):
         episode("unchecked", 0, efficiency=0.2),
     )
     found = gather(chat, tmp_path, tasks, "solutions", tmp_path / "shown.jsonl", run)
-    assert [t.task_id for t in found.train] == ["right", "shown", "passed"]
+    assert names(found) == ["passed", "right", "shown"]
     reasons = left_out(tmp_path)
     assert len(reasons) == 8
     for words in (
@@ -122,7 +129,7 @@ def test_chats_are_imitated_as_they_are_and_the_same_tokens_once(chat, tmp_path)
     rows = [{"messages": messages(text, "Done."), "tools": [ECHO]} for text in ("a", "b", "a")]
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = gather(chat, tmp_path, [make_task("unused")], tmp_path / "chats.jsonl")
-    assert [t.task_id for t in found.train] == ["chats.jsonl:1", "chats.jsonl:2"]
+    assert names(found) == ["chats.jsonl:1", "chats.jsonl:2"]
     assert left_out(tmp_path) == []
 
 
@@ -135,7 +142,7 @@ def test_episodes_of_earlier_runs_keep_their_tokens_and_get_the_temperature_of_t
 
 def test_a_run_in_other_tokens_and_a_folder_that_is_no_run_are_refused(chat, tmp_path):
     other = earlier_run(tmp_path / "run", episode("a", 0, answer=1.0), renderer="qwen3")
-    with pytest.raises(BadValueError, match="have different tokens"):
+    with pytest.raises(BadValueError, match="have other token ids"):
         gather(chat, tmp_path, [make_task("a")], other)
     (tmp_path / "folder").mkdir()
     with pytest.raises(NoRunError, match=r"has no config\.yaml"):
@@ -149,10 +156,10 @@ def test_nothing_to_imitate_is_an_error(chat, tmp_path):
 
 def test_no_task_is_both_learned_and_held_out_and_validation_tasks_always_are(chat, tmp_path):
     run = earlier_run(tmp_path / "run", *(episode(f"t{n}", m, answer=1.0) for n in range(10) for m in range(2)))
-    found = gather(chat, tmp_path, [], run, held_out=[make_task("t3")], validation=0.3)
+    found = gather(chat, tmp_path, [], run, held_out=[make_task("t3")])
     sides = [{t.task_id for t in side} for side in (found.train, found.validation)]
     assert not sides[0] & sides[1]
-    assert len(sides[1]) == 4
+    assert len(sides[1]) == 2
     assert "t3" in sides[1]
     assert [task.id for task in found.tasks] == ["t3"]
 
@@ -165,13 +172,22 @@ def test_the_conversations_of_a_run_are_read_again_and_not_made_again(chat, tmp_
 
 
 def test_each_pass_has_every_conversation_once_in_an_order_of_its_own(chat, tmp_path):
-    run = earlier_run(tmp_path / "run", *(episode(f"t{n}", 0, answer=1.0) for n in range(6)))
+    run = earlier_run(tmp_path / "run", *(episode(f"t{n}", 0, answer=1.0) for n in range(7)))
     found = gather(chat, tmp_path, [], run)
     batches = [[t.task_id for t in found.batch(step)] for step in range(6)]
     passes = [[name for batch in some for name in batch] for some in (batches[:3], batches[3:])]
-    assert [sorted(own) for own in passes] == [[f"t{n}" for n in range(6)]] * 2
+    assert [sorted(own) for own in passes] == [[t.task_id for t in sorted(found.train, key=lambda t: t.task_id)]] * 2
+    assert len(found.train) == 6
     assert passes[0] != passes[1]
     assert [t.task_id for t in found.batch(4)] == batches[4]
+
+
+def test_fine_tuning_without_validation_tasks_starts_no_engine(tmp_path):
+    config = make_config(tmp_path, *directory_tasks(tmp_path)).model_copy(update={"sft": SftConfig()})
+    assert isinstance(make_sampler(config, tmp_path, None), ScriptedSampler)
+    with_tasks = config.tasks.model_copy(update={"validation": tmp_path / "validation.jsonl"})
+    for other in (config.for_rl(), config.model_copy(update={"tasks": with_tasks})):
+        assert not isinstance(make_sampler(other, tmp_path, None), ScriptedSampler)
 
 
 @pytest.mark.parametrize(
