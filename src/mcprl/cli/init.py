@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from mcprl.errors import BadValueError, MissingExtraError
 
 if TYPE_CHECKING:
     from mcprl.scaffold import Project
@@ -18,11 +22,33 @@ def command(
     model: Annotated[
         str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
     ] = None,
+    servers: Annotated[
+        Path | None, typer.Option("--servers", help="mcpServers file: a project that trains on these servers.")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --servers: synthesize tasks now, and call the read-only tools for it.")
+    ] = False,
 ) -> None:
-    """Create a project that is ready to train: an MCP server, tasks with solutions, a recipe, a test and a README."""
+    """Create a project that is ready to train: an MCP server, tasks with solutions, a recipe, a test and a README.
+
+    With --servers, the project trains on these servers, with tasks that `mcprl tasks synthesize` makes.
+    """
     from mcprl.scaffold import DEFAULT_MODEL, write_project
 
-    _print_project(write_project(folder, DEFAULT_MODEL if model is None else model))
+    if yes and servers is None:
+        raise BadValueError("--yes needs --servers", fix="add --servers FILE, or remove --yes")
+    synthesize = _synthesize() if yes else None
+    project = write_project(folder, DEFAULT_MODEL if model is None else model, servers)
+    if synthesize is not None:
+        synthesize(servers=servers, out=folder / "tasks", hints=folder / "hints.yaml", yes=True)
+    _print_project(project)
+
+
+def _synthesize() -> Callable[..., None]:
+    """Return the command of the package for synthesis."""
+    for entry in entry_points(group="mcprl.commands", name="tasks.synthesize"):
+        return entry.load()
+    raise MissingExtraError("`mcprl tasks synthesize` is not installed", fix="pip install 'mcprl[synthesis]'")
 
 
 def _print_project(project: Project) -> None:
@@ -30,13 +56,12 @@ def _print_project(project: Project) -> None:
     from rich.text import Text
 
     from mcprl.cli.printing import plain_table, printable, words
-    from mcprl.scaffold import FILES
 
     console = Console(highlight=False)
     console.print(words(f"Created a project for {project.model} in {project.folder}:\n"), soft_wrap=True)
     files = plain_table("", "")
     files.show_header = False
-    for name, purpose in FILES.items():
+    for name, purpose in project.files.items():
         files.add_row(Text(f"  {name}", no_wrap=True), Text(purpose, style="dim"))
     console.print(files)
     if project.renderer == "auto" and project.model.startswith("/"):

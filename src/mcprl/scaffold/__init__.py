@@ -6,6 +6,7 @@ The files in `template/` run as they are. They are checked like all code of mcpr
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from mcprl.samplers.model_folder import renderer_of
 __all__ = [
     "DEFAULT_MODEL",
     "FILES",
+    "FILES_FOR_SERVERS",
     "TEMPLATE",
     "Project",
     "locate_model",
@@ -48,6 +50,14 @@ FILES: Mapping[str, str] = {
 }
 """The files of a project, each with its purpose."""
 
+FILES_FOR_SERVERS: Mapping[str, str] = {
+    "recipe.yaml": "the run: model, tasks, servers, settings",
+    "hints.yaml": "values of arguments that no tool lists; empty at first",
+    "README.md": "the commands, from tasks to an adapter",
+    ".gitignore": "what git ignores",
+}
+"""The files of a project that trains on servers of the user."""
+
 # A file named .gitignore would apply to this repository, and to the content of the wheel.
 _NAMES_IN_TEMPLATE = {".gitignore": "gitignore"}
 _DEFAULT_NAME = "stock"
@@ -57,6 +67,39 @@ _THINKING_LINE = "  thinking: false "
 _RENDERER = "  renderer: auto "
 # Qwen3-0.6B or Qwen3-30B-A3B. Models with a suffix always think or never do.
 _THINKS_UNLESS_TOLD = re.compile(r"qwen3-[0-9.]+b(-a[0-9]+b)?", re.IGNORECASE)
+_HEAD_FOR_SERVERS = """\
+# A small model learns to use your MCP servers, from tasks that `mcprl tasks synthesize` makes. `mcprl config explain`
+# lists all settings; any of them can be changed for one run: mcprl train recipe.yaml --set training.steps=3"""
+_LEFT_OUT = "# left out"
+# Results of unknown servers are longer than those of the template's, and each task has its own limit of turns.
+_LINES_FOR_SERVERS = {
+    "  context_tokens: 2048": "  context_tokens: 6144",
+    "  file: servers.json": "  file: {servers}  # settings.SERVER.isolation: per_episode, if tasks write to it",
+    "  max_tokens: 96": "  max_tokens: 192",
+    "  max_turns: {easy: 3, medium: 5}": _LEFT_OUT,
+    "  steps: 30": "  steps: 100",
+}
+_REWARDS_FOR_SERVERS = """
+rewards: {answer: 2.0, state: 1.0, calls: 0.25, arguments: 0.25, efficiency: 0.0}   # the tasks are verified with these
+"""
+_HINTS = """\
+# Values that no tool lists; the end of tasks/report.md says which are missing.
+values: {}          # city: [Lima, Lagos]        or for one tool: find_person.name: [Ana, Bola]
+settings: {}        # SERVER: {rate: {calls: 5, per_s: 1}, read_only: [TOOL]}
+"""
+_README_FOR_SERVERS = """\
+# {name}: a model learns your servers
+
+```bash
+{commands}
+```
+
+`tasks/report.md` says which tools were reached, and what values are missing in `hints.yaml`. Copy the settings of
+servers in `hints.yaml`, if there are any, to `servers.settings` in `recipe.yaml`.
+
+A tool that its server does not declare read-only is called only with `--allow-writes SERVER`; in `recipe.yaml`, such a
+server needs `isolation: per_episode`. `--calibrate recipe.yaml` keeps the tasks that the model solves sometimes.
+"""
 _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 
 
@@ -64,20 +107,29 @@ _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 class Project:
     """A project that was written.
 
-    Project(folder=Path("shop"), name="shop", model="Qwen/Qwen3-0.6B", renderer="auto")
+    Project(folder=Path("shop"), name="shop", model="Qwen/Qwen3-0.6B", renderer="auto", files=FILES)
     """
 
     folder: Path
     name: str
     model: str
     renderer: str
+    files: Mapping[str, str]
+    servers: Path | None = None
 
     def next_steps(self) -> tuple[tuple[str, str], ...]:
         """Return the next commands to run, in this order, each with its purpose."""
         here = self.folder.absolute() == Path.cwd()
+        first = ("python -m unittest", "runs the solution of every task, without a model")
+        if self.servers is not None:
+            where = shlex.quote(os.path.relpath(self.servers, self.folder))
+            first = (
+                f"mcprl tasks synthesize --servers {where} --hints hints.yaml --out tasks",
+                "makes tasks; asks before it calls a tool",
+            )
         return (
             *(() if here else ((f"cd {shlex.quote(str(self.folder))}", ""),)),
-            ("python -m unittest", "runs the solution of every task, without a model"),
+            first,
             ("mcprl doctor recipe.yaml", "checks everything before training; --fast: without the model"),
             ("mcprl play --recipe recipe.yaml", "lets you solve a task yourself"),
             ("mcprl train recipe.yaml", f"trains an adapter, outputs/{self.name}/adapter"),
@@ -89,10 +141,10 @@ class Project:
         )
 
 
-def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
+def write_project(folder: Path, model: str = DEFAULT_MODEL, servers: Path | None = None) -> Project:
     """Write all files into a folder that is new or empty. The run gets the name of the folder.
 
-    `model` is a folder, or a name on the hub.
+    `model` is a folder, or a name on the hub. With `servers`, an mcpServers file, the project trains on these.
 
     Raises a BadValueError, and writes nothing, if the folder is not empty or there is no such model.
     """
@@ -100,6 +152,14 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
     texts = {file: (TEMPLATE / _NAMES_IN_TEMPLATE.get(file, file)).read_text(encoding="utf-8") for file in FILES}
     texts["recipe.yaml"] = with_model(texts["recipe.yaml"], name, location, renderer)
     texts["README.md"] = texts["README.md"].replace(f"outputs/{_DEFAULT_NAME}", f"outputs/{name}")
+    files = FILES if servers is None else FILES_FOR_SERVERS
+    project = Project(folder=folder, name=name, model=location, renderer=renderer, files=files, servers=servers)
+    if servers is not None:
+        _require_servers(servers)
+        recipe = _for_servers(texts["recipe.yaml"], os.path.relpath(servers, folder))
+        commands = "\n".join(line for line, _ in project.next_steps() if not line.startswith("cd "))
+        readme = _README_FOR_SERVERS.format(name=name, commands=commands)
+        texts = {"recipe.yaml": recipe, "hints.yaml": _HINTS, "README.md": readme, ".gitignore": texts[".gitignore"]}
     try:
         require_empty(folder)
         for file, text in texts.items():
@@ -109,7 +169,22 @@ def write_project(folder: Path, model: str = DEFAULT_MODEL) -> Project:
             f"cannot write the project to {folder}: {error.strerror}",
             fix="choose a folder that you can create and write to",
         ) from error
-    return Project(folder=folder, name=name, model=location, renderer=renderer)
+    return project
+
+
+def _require_servers(servers: Path) -> None:
+    from mcprl.tools import load_server_specs
+
+    load_server_specs(servers, {})
+
+
+def _for_servers(recipe: str, servers: str) -> str:
+    """Return the template's recipe, changed to train on synthesized tasks of other servers."""
+    lines = recipe.splitlines()
+    body = lines[next(number for number, line in enumerate(lines) if line.startswith("name:")) :]
+    changed = [_LINES_FOR_SERVERS.get(line.split("#")[0].rstrip(), line) for line in body]
+    changed = [line.replace("{servers}", _in_yaml(servers)) for line in changed if line != _LEFT_OUT]
+    return "\n".join([_HEAD_FOR_SERVERS, *changed, _REWARDS_FOR_SERVERS])
 
 
 def require_empty(folder: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mcprl.cli import SECTIONS, app
-from mcprl.errors import BadValueError
+from mcprl.errors import BadValueError, McprlError
 from mcprl.recipe import load_recipe
-from mcprl.scaffold import DEFAULT_MODEL, FILES, TEMPLATE, write_project
+from mcprl.scaffold import DEFAULT_MODEL, FILES, FILES_FOR_SERVERS, TEMPLATE, write_project
 from mcprl.tasks import load_tasks
 
 
@@ -173,3 +173,21 @@ def test_a_folder_of_a_model_that_is_not_there_is_refused_before_anything_is_wri
 
 def test_the_help_names_the_model_that_is_taken_where_none_is_named():
     assert f"default: {DEFAULT_MODEL}." in " ".join(init("--help").split())
+
+
+def test_a_project_for_servers_has_a_recipe_for_them_and_says_how_to_make_tasks(here):
+    (here / "servers.json").write_text(json.dumps({"mcpServers": {"shop": {"url": "http://127.0.0.1:9/mcp"}}}))
+    printed = init("mine", "--servers", "servers.json")
+    assert files_in(here / "mine") == set(FILES_FOR_SERVERS)
+    config = load_recipe(here / "mine" / "recipe.yaml")
+    assert config.servers.file == here / "servers.json"
+    assert config.rewards.answer == 2.0
+    command = "mcprl tasks synthesize --servers ../servers.json --hints hints.yaml --out tasks"
+    assert command in printed
+    assert command in (here / "mine" / "README.md").read_text()
+
+
+def test_a_servers_file_that_does_not_exist_is_refused_and_nothing_is_written(here):
+    with pytest.raises(McprlError, match=r"gone\.json"):
+        init("mine", "--servers", "gone.json")
+    assert not (here / "mine").exists()

@@ -217,28 +217,29 @@ class Composer:
             return next((plan for _ in range(_WALKS) if (plan := self._chain(length, stream)) is not None), None)
         return self._compare(stream) if shape == "compare" else self._join(stream, linked=shape == "linked join")
 
-    def _call(self, tool: str, stream: random.Random) -> dict[str, Any] | None:
-        """Return arguments of a call that worked and whose values are all proven, without defaults."""
+    def _call(self, tool: str, stream: random.Random) -> Known | None:
+        """Return a call that worked and whose values are all proven, without defaults."""
         usable = [each for each in self.found.known.get(tool, ()) if self._is_proven(each)]
         if not usable:
             return None
-        named = leaves(self.catalog[tool])
-        given = stream.choice(usable).arguments.items()
-        return {name: v for name, v in given if named[name].required or named[name].schema.get("default") != v}
+        known, named = stream.choice(usable), leaves(self.catalog[tool])
+        given = {n: v for n, v in known.arguments.items() if named[n].required or named[n].schema.get("default") != v}
+        return replace(known, arguments=given)
 
     def _is_proven(self, known: Known) -> bool:
         return all(value in self.values.get((known.tool, name), ()) for name, value in known.arguments.items())
 
     def _chain(self, length: int, stream: random.Random) -> Plan | None:
         tool = _pick([tool for tool in self.found.known if self.catalog[tool].read_only], stream)
-        arguments = None if tool is None else self._call(tool, stream)
-        if tool is None or arguments is None:
+        first = None if tool is None else self._call(tool, stream)
+        if first is None:
             return None
-        steps = [Step(tool=tool, given=tuple(arguments.items()))]
+        steps = [Step(tool=first.tool, given=tuple(first.arguments.items()))]
         for place in range(length - 1):
             ways = [
                 (ref, slot)
                 for ref in self.labels[steps[-1].tool]
+                if place or ref in first.fields
                 for slot in self.follows.get((steps[-1].tool, kind_of(ref)), ())
                 if sum(step.tool == slot[0] for step in steps) < _SAME_TOOL
             ]
@@ -248,16 +249,17 @@ class Composer:
                 return None
             steps.append(step)
         last = steps[-1].tool
-        ref = _pick([ref for ref in self.labels[last] if self._is_answer(last, ref)], stream)
+        known = first.fields if length == 1 else self.labels[last]
+        ref = _pick([ref for ref in self.labels[last] if ref in known and self._is_answer(last, ref)], stream)
         shape = "single" if length == 1 else f"chain {length}"
         return ref and Plan(shape=shape, steps=tuple(steps), op="get", operands=((length - 1, ref),))
 
     def _linked(self, slot: Slot, source: int, ref: Ref, stream: random.Random) -> Step | None:
         tool, name = slot
-        arguments = self._call(tool, stream)
-        if arguments is None:
+        call = self._call(tool, stream)
+        if call is None:
             return None
-        others = tuple((each, value) for each, value in arguments.items() if each != name)
+        others = tuple((each, value) for each, value in call.arguments.items() if each != name)
         return Step(tool=tool, given=others, linked=((name, source, ref),))
 
     def _is_answer(self, tool: str, ref: Ref) -> bool:
@@ -286,12 +288,13 @@ class Composer:
             return None
         (tool, over), steps = slot, list[Step]()
         if linked and way is not None:
-            arguments = self._call(way[0][0], stream)
-            entries = [ref for ref in self.labels[way[0][0]] if kind_of(ref) == way[0][1]]
-            if arguments is None or len(entries) < number:
+            call = self._call(way[0][0], stream)
+            named = () if call is None else call.fields
+            entries = [ref for ref in self.labels[way[0][0]] if ref in named and kind_of(ref) == way[0][1]]
+            if call is None or len(entries) < number:
                 return None
             start = stream.randrange(len(entries) - number + 1)
-            steps = [Step(tool=way[0][0], given=tuple(arguments.items()))]
+            steps = [Step(tool=way[0][0], given=tuple(call.arguments.items()))]
             steps += [replace(first, linked=((over, 0, ref),)) for ref in entries[start : start + number]]
         else:
             side = stream.random() < 0.2
@@ -317,8 +320,8 @@ class Composer:
             return None
         value = stream.choice(shared)
         steps = tuple(
-            Step(tool=tool, given=tuple(((arguments or {}) | {name: value}).items()))
-            for (tool, name), arguments in zip(pair, calls, strict=True)
+            Step(tool=tool, given=tuple({**(call.arguments if call else {}), name: value}.items()))
+            for (tool, name), call in zip(pair, calls, strict=True)
         )
         operands = tuple((place, stream.choice(self._numbers(pair[place][0]))) for place in range(2))
         return Plan(shape="compare", steps=steps, op=stream.choice(("sum", "difference")), operands=operands)

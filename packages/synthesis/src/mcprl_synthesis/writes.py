@@ -58,7 +58,8 @@ def _choices(found: Exploration, world: World, tool: Tool, name: str, mark: str)
     """Return values to try for an argument of a write: known ones of its server with a like name, then a new word."""
     sources = [s for s in found.pool if s[0] and world.catalog[s[0]].server == tool.server and affinity(name, s) > 0]
     sources.sort(key=lambda source: -affinity(name, source))
-    return [*(next(iter(found.pool[source])) for source in sources[:2]), mark]
+    vouched = [values[0] for slot, values in found.options.items() if slot[1] == name and values]
+    return list(dict.fromkeys([*vouched[:1], *(next(iter(found.pool[source])) for source in sources[:2]), mark]))
 
 
 async def _effects_of(
