@@ -1,4 +1,4 @@
-"""The configuration of a run: every setting with its type, bounds, default and meaning."""
+"""The configuration of a run: every setting with its type, bounds and default, and its meaning in the text below it."""
 
 from __future__ import annotations
 
@@ -148,53 +148,35 @@ class Section(BaseModel):
 class SkyrlConfig(Section):
     """The Tinker API server of engine skyrl: a SkyRL server, started by the run or on a cluster, or a hosted one."""
 
-    url: str | None = Field(
-        default=None, description="Address of a running server; null: mcprl starts one on this machine."
-    )
-    backend: Literal["jax", "fsdp", "megatron", "hosted"] = Field(
-        default="jax",
-        description="Backend behind the API. It determines how the loss is scaled and which settings are allowed.",
-    )
-    python: FilePath | None = Field(
-        default=None,
-        description=(
-            "Python interpreter of SkyRL's environment, used if mcprl starts the server; null: the interpreter that "
-            "runs mcprl."
-        ),
-    )
-    backend_config: dict[str, int | float | bool | str] = Field(
-        default_factory=dict[str, int | float | bool | str],
-        description="Options passed to the backend of a server that mcprl starts.",
-    )
+    url: str | None = None
+    """Address of a running server; null: mcprl starts one on this machine."""
+    backend: Literal["jax", "fsdp", "megatron", "hosted"] = "jax"
+    """Backend behind the API. It determines how the loss is scaled and which settings are allowed."""
+    python: FilePath | None = None
+    """Python interpreter of SkyRL's environment, used if mcprl starts the server; null: the interpreter that runs
+    mcprl."""
+    backend_config: dict[str, int | float | bool | str] = Field(default_factory=dict[str, int | float | bool | str])
+    """Options passed to the backend of a server that mcprl starts."""
 
 
 class WorkersConfig(Section):
     """Where episodes run: in this process, or in Ray workers, each with its own tool servers."""
 
-    count: int = Field(
-        default=0,
-        ge=0,
-        description=(
-            "Ray workers, at one core each, on the cluster that RAY_ADDRESS names, or else on this machine; 0: run all "
-            "episodes in this process, without Ray."
-        ),
-    )
+    count: int = Field(default=0, ge=0)
+    """Ray workers, at one core each, on the cluster that RAY_ADDRESS names, or else on this machine; 0: run all
+    episodes in this process, without Ray."""
 
 
 class SamplerPlacement(Section):
     """The vLLM servers that sample, each a replica of the policy."""
 
-    replicas: int = Field(
-        default=1,
-        ge=1,
-        description="Number of vLLM servers. The turns of an episode and the members of a group go to the same one, "
-        "unless it is busier than the others by a group.",
-    )
-    tensor_parallel: int = Field(default=1, ge=1, description="GPUs per vLLM server.")
-    devices: tuple[int, ...] = Field(
-        default=(),
-        description="Indices of the GPUs for vLLM, replica by replica; []: the first ones, if there are any.",
-    )
+    replicas: int = Field(default=1, ge=1)
+    """Number of vLLM servers. The turns of an episode and the members of a group go to the same one, unless it is busier
+    than the others by a group."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs per vLLM server."""
+    devices: tuple[int, ...] = ()
+    """Indices of the GPUs for vLLM, replica by replica; []: the first ones, if there are any."""
 
     @model_validator(mode="after")
     def _devices_suffice(self) -> SamplerPlacement:
@@ -261,23 +243,14 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
 class TasksConfig(Section):
     """The tasks to train on."""
 
-    train: FilePath = Field(description="File of training tasks: JSON lines, or a JSON list of SkyRL rows.")
-    validation: FilePath | None = Field(
-        default=None, description="File of tasks for evaluation, in the same formats; the policy never trains on them."
-    )
-    order: Literal["shuffled", "curriculum"] = Field(
-        default="shuffled",
-        description=(
-            "shuffled: all tasks in random order; curriculum: easy tasks first, then tasks that are solved only "
-            "sometimes."
-        ),
-    )
-    preamble: FilePath | None = Field(
-        default=None,
-        description=(
-            "JSON list of messages inserted before those of each task, such as a system prompt and worked examples."
-        ),
-    )
+    train: FilePath
+    """File of training tasks: JSON lines, or a JSON list of SkyRL rows."""
+    validation: FilePath | None = None
+    """File of tasks for evaluation, in the same formats; the policy never trains on them."""
+    order: Literal["shuffled", "curriculum"] = "shuffled"
+    """shuffled: all tasks in random order; curriculum: easy tasks first, then tasks that are solved only sometimes."""
+    preamble: FilePath | None = None
+    """JSON list of messages inserted before those of each task, such as a system prompt and worked examples."""
 
 
 _AtLeastOne = Annotated[int, Field(ge=1)]
@@ -292,24 +265,16 @@ def _with_default_turns(value: object) -> object:
 class EpisodesConfig(Section):
     """How episodes run."""
 
-    group_size: int = Field(default=8, ge=2, description="Number of episodes per task, whose rewards are compared.")
-    max_concurrent: int = Field(
-        default=64,
-        ge=1,
-        description="Maximum number of concurrent episodes, and of sequences that vLLM decodes concurrently.",
-    )
-    max_turns: Annotated[dict[Difficulty, _AtLeastOne], BeforeValidator(_with_default_turns)] = Field(
-        default=_MAX_TURNS, description="Maximum turns per episode, by difficulty of the task."
-    )
-    deadline_s: float = Field(
-        default=600.0, gt=0, description="Deadline of an episode, in seconds; it also limits single turns."
-    )
-    injected_errors: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="Share of tool calls that mcprl makes fail on purpose, to teach the policy to recover.",
-    )
+    group_size: int = Field(default=8, ge=2)
+    """Number of episodes per task, whose rewards are compared."""
+    max_concurrent: int = Field(default=64, ge=1)
+    """Maximum number of concurrent episodes, and of sequences that vLLM decodes concurrently."""
+    max_turns: Annotated[dict[Difficulty, _AtLeastOne], BeforeValidator(_with_default_turns)] = _MAX_TURNS
+    """Maximum turns per episode, by difficulty of the task."""
+    deadline_s: float = Field(default=600.0, gt=0)
+    """Deadline of an episode, in seconds; it also limits single turns."""
+    injected_errors: float = Field(default=0.0, ge=0, lt=1)
+    """Share of tool calls that mcprl makes fail on purpose, to teach the policy to recover."""
 
     def turn_limit(self, task: Task) -> int:
         """Return how many turns an episode of a task may take after each user message."""
@@ -319,27 +284,28 @@ class EpisodesConfig(Section):
 class JudgeConfig(Section):
     """A language model that grades answers, behind an OpenAI-compatible endpoint."""
 
-    url: str = Field(description="Base URL of the endpoint, such as http://127.0.0.1:8000/v1.")
-    model: str = Field(description="Name of the model at the endpoint.")
-    key_env: str | None = Field(default=None, description="Environment variable that holds the API key; null: no key.")
+    url: str
+    """Base URL of the endpoint, such as http://127.0.0.1:8000/v1."""
+    model: str
+    """Name of the model at the endpoint."""
+    key_env: str | None = None
+    """Environment variable that holds the API key; null: no key."""
 
 
 class RewardFunctionConfig(Section):
     """A reward function in Python. Its result becomes one more part of the reward of every episode."""
 
-    function: OwnFunction = Field(description="The function, such as rewards.py:name, relative to the recipe.")
-    weight: float = Field(ge=0, description="Weight of the function's value, from -1 to 1.")
-    deadline_s: float = Field(default=10.0, gt=0, le=3600, description="Deadline of a call, in seconds.")
-    probes: tuple[str, ...] = Field(
-        default=(), description="Tools that the function may call on the servers of the episode."
-    )
-    on_error: Literal["stop", "lose_episode"] = Field(
-        default="stop",
-        description=(
-            "What to do if the function raises, misses its deadline or does not return a number. stop: end the run; "
-            "lose_episode: rerun the episode, as after an infrastructure fault."
-        ),
-    )
+    function: OwnFunction
+    """The function, such as rewards.py:name, relative to the recipe."""
+    weight: float = Field(ge=0)
+    """Weight of the function's value, from -1 to 1."""
+    deadline_s: float = Field(default=10.0, gt=0, le=3600)
+    """Deadline of a call, in seconds."""
+    probes: tuple[str, ...] = ()
+    """Tools that the function may call on the servers of the episode."""
+    on_error: Literal["stop", "lose_episode"] = "stop"
+    """What to do if the function raises, misses its deadline or does not return a number. stop: end the run;
+    lose_episode: rerun the episode, as after an infrastructure fault."""
 
 
 _GRADES = ("rubric", "check")  # parts of a reward with the weight of the answer
@@ -354,27 +320,22 @@ class RewardsConfig(Section):
     A part with weight 0 is still measured and logged. Rewards are clipped to [−1, 1].
     """
 
-    answer: float = Field(
-        default=1.0,
-        ge=0,
-        description="Weight of a correct final answer, of the judge's grade, and of what a task's own check returns.",
-    )
-    state: float = Field(default=1.0, ge=0, description="Weight of the share of expected facts that hold at the end.")
-    calls: float = Field(default=0.5, ge=0, description="Weight of the share of expected tools that were called.")
-    arguments: float = Field(
-        default=0.5, ge=0, description="Weight of the share of expected arguments that are correct."
-    )
-    efficiency: float = Field(default=0.1, ge=0, description="Weight of call efficiency: expected calls ÷ calls made.")
-    penalty: float = Field(
-        default=0.05,
-        ge=0,
-        description="Penalty per invalid call, and if a turn or token limit ends the episode without an answer.",
-    )
-    judge: JudgeConfig | None = Field(default=None, description="Model that grades the answers to tasks with a rubric.")
-    functions: dict[str, RewardFunctionConfig] = Field(
-        default_factory=dict[str, RewardFunctionConfig],
-        description="Reward functions in Python. Each name becomes a part of the reward.",
-    )
+    answer: float = Field(default=1.0, ge=0)
+    """Weight of a correct final answer, of the judge's grade, and of what a task's own check returns."""
+    state: float = Field(default=1.0, ge=0)
+    """Weight of the share of expected facts that hold at the end."""
+    calls: float = Field(default=0.5, ge=0)
+    """Weight of the share of expected tools that were called."""
+    arguments: float = Field(default=0.5, ge=0)
+    """Weight of the share of expected arguments that are correct."""
+    efficiency: float = Field(default=0.1, ge=0)
+    """Weight of call efficiency: expected calls ÷ calls made."""
+    penalty: float = Field(default=0.05, ge=0)
+    """Penalty per invalid call, and if a turn or token limit ends the episode without an answer."""
+    judge: JudgeConfig | None = None
+    """Model that grades the answers to tasks with a rubric."""
+    functions: dict[str, RewardFunctionConfig] = Field(default_factory=dict[str, RewardFunctionConfig])
+    """Reward functions in Python. Each name becomes a part of the reward."""
 
     @model_validator(mode="after")
     def _functions_have_names_of_their_own(self) -> RewardsConfig:
@@ -394,45 +355,34 @@ class RewardsConfig(Section):
 class LearnerConfig(Section):
     """The torch learner: transformers, PEFT and AdamW."""
 
-    tuning: Literal["lora", "lora_4bit", "full"] = Field(
-        default="lora",
-        description=(
-            "lora: train an adapter; lora_4bit: train an adapter on a 4-bit base (CUDA only); full: train all weights."
-        ),
-    )
-    learning_rate: float = Field(default=2e-5, gt=0, description="Peak learning rate of AdamW.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant",
-        description="Learning-rate schedule after warm-up: constant, or decay to 0 at the last step.",
-    )
-    warmup_steps: int = Field(
-        default=0, ge=0, description="Optimizer steps over which the learning rate warms up linearly."
-    )
-    max_grad_norm: float | None = Field(default=1.0, gt=0, description="Maximum gradient norm; null: no clipping.")
-    lora_rank: int = Field(default=16, ge=1, le=8192, description="Rank of the adapter.")
-    lora_alpha: int = Field(default=32, ge=1, description="Alpha of the adapter; its scale is alpha / rank.")
-    tokens_per_pack: int = Field(
-        default=8192,
-        ge=1,
-        description="Maximum tokens per forward pass, with shared prefixes counted once. A longer episode gets a pass "
-        "of its own. If memory runs out, packs of half the size are tried once.",
-    )
-    share_prefix: bool = Field(
-        default=True, description="Compute a prefix only once if several trajectories of a forward pass share it."
-    )
-    checkpointing: bool = Field(
-        default=True, description="Gradient checkpointing: about 20% slower, but uses a fraction of the memory."
-    )
-    processes: int = Field(default=1, ge=1, description="Number of learner processes, one per GPU.")
-    sharding: Literal["fsdp2", "zero3"] = Field(
-        default="fsdp2", description="How several processes shard the weights: torch's FSDP2 or DeepSpeed's ZeRO-3."
-    )
-    max_parity_error: float = Field(
-        default=0.2,  # normal values: 0.01 to 0.06 with bfloat16, below 1e-5 with float32
-        gt=0,
-        description="Stop the run if the mean |Δlogprob| per token between sampler and learner is above this before an "
-        "update. Use 1e-4 with float32.",
-    )
+    tuning: Literal["lora", "lora_4bit", "full"] = "lora"
+    """lora: train an adapter; lora_4bit: train an adapter on a 4-bit base (CUDA only); full: train all weights."""
+    learning_rate: float = Field(default=2e-5, gt=0)
+    """Peak learning rate of AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning-rate schedule after warm-up: constant, or decay to 0 at the last step."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the learning rate warms up linearly."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Maximum gradient norm; null: no clipping."""
+    lora_rank: int = Field(default=16, ge=1, le=8192)
+    """Rank of the adapter."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """Alpha of the adapter; its scale is alpha / rank."""
+    tokens_per_pack: int = Field(default=8192, ge=1)
+    """Maximum tokens per forward pass, with shared prefixes counted once. A longer episode gets a pass of its own. If
+    memory runs out, packs of half the size are tried once."""
+    share_prefix: bool = True
+    """Compute a prefix only once if several trajectories of a forward pass share it."""
+    checkpointing: bool = True
+    """Gradient checkpointing: about 20% slower, but uses a fraction of the memory."""
+    processes: int = Field(default=1, ge=1)
+    """Number of learner processes, one per GPU."""
+    sharding: Literal["fsdp2", "zero3"] = "fsdp2"
+    """How several processes shard the weights: torch's FSDP2 or DeepSpeed's ZeRO-3."""
+    max_parity_error: float = Field(default=0.2, gt=0)
+    """Stop the run if the mean |Δlogprob| per token between sampler and learner is above this before an update. Use
+    1e-4 with float32."""
 
     @model_validator(mode="after")
     def _four_bits_are_not_sharded(self) -> LearnerConfig:
@@ -446,38 +396,22 @@ class LearnerConfig(Section):
 class KlConfig(Section):
     """KL divergence of the policy from a reference policy. Without a coefficient or a cap there is no reference."""
 
-    coefficient: float = Field(default=0.0, ge=0, description="Weight of the KL penalty.")
-    estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k2",
-        description="KL estimator per token. k1: the log ratio, subtracted from the reward of each token; k2: half its "
-        "square, added to the loss; k3: added to the loss; unbiased and nonnegative, but with a biased gradient.",
-    )
-    target: float | None = Field(
-        default=None,
-        gt=0,
-        description="Target KL in nats per token; the coefficient is adapted to reach it; null: fixed coefficient.",
-    )
-    cap: float | None = Field(
-        default=None,
-        gt=0,
-        description=(
-            "Maximum KL in nats per token. Optimizer steps above the cap are skipped. An update that exceeds it is "
-            "rolled back; if that update alone moved the policy by more than half of the cap, the learning rate is "
-            "halved. If the policy was beyond the cap, a reference other than base is reset to it."
-        ),
-    )
-    reference: Literal["base", "ema", "sync"] = Field(
-        default="base",
-        description="base: the original model; ema: a moving average of the policy; sync: a periodic copy of it.",
-    )
-    lag: int | None = Field(
-        default=None,
-        ge=1,
-        description=(
-            "sync: updates between copies of the policy (null: 20). ema: updates to average over; the decay is 1 − 1 "
-            "/ lag (null: 100)."
-        ),
-    )
+    coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL penalty."""
+    estimator: Literal["k1", "k2", "k3"] = "k2"
+    """KL estimator per token. k1: the log ratio, subtracted from the reward of each token; k2: half its square, added
+    to the loss; k3: added to the loss; unbiased and nonnegative, but with a biased gradient."""
+    target: float | None = Field(default=None, gt=0)
+    """Target KL in nats per token; the coefficient is adapted to reach it; null: fixed coefficient."""
+    cap: float | None = Field(default=None, gt=0)
+    """Maximum KL in nats per token. Optimizer steps above the cap are skipped. An update that exceeds it is rolled
+    back; if that update alone moved the policy by more than half of the cap, the learning rate is halved. If the policy
+    was beyond the cap, a reference other than base is reset to it."""
+    reference: Literal["base", "ema", "sync"] = "base"
+    """base: the original model; ema: a moving average of the policy; sync: a periodic copy of it."""
+    lag: int | None = Field(default=None, ge=1)
+    """sync: updates between copies of the policy (null: 20). ema: updates to average over; the decay is 1 − 1 / lag
+    (null: 100)."""
 
     @property
     def needs_reference(self) -> bool:
@@ -506,32 +440,23 @@ class KlConfig(Section):
 class CriticConfig(Section):
     """The value head and generalized advantage estimation; used only with algorithm.advantages=gae."""
 
-    gamma: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Discount per step. If each token is a step, 0.99 leaves 2% of the reward after 400 tokens.",
-    )
-    lam: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="λ of GAE, from one-step errors (0) to full returns (1). It applies per step, like gamma.",
-    )
-    step: Literal["token", "turn"] = Field(
-        default="token",
-        description="What counts as a step: each sampled token, or each turn (its tokens share one advantage).",
-    )
-    learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate of the value head.")
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount per step. If each token is a step, 0.99 leaves 2% of the reward after 400 tokens."""
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """λ of GAE, from one-step errors (0) to full returns (1). It applies per step, like gamma."""
+    step: Literal["token", "turn"] = "token"
+    """What counts as a step: each sampled token, or each turn (its tokens share one advantage)."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of the value head."""
 
 
 class WarmStartConfig(Section):
     """Imitation learning from the solutions in the task file, in addition to RL. Its weight decreases to 0."""
 
-    weight: float = Field(default=0.0, ge=0, description="Weight of the imitation loss in the first step.")
-    steps: int = Field(
-        default=10, ge=1, description="Steps over which the weight of the imitation loss falls linearly to 0."
-    )
+    weight: float = Field(default=0.0, ge=0)
+    """Weight of the imitation loss in the first step."""
+    steps: int = Field(default=10, ge=1)
+    """Steps over which the weight of the imitation loss falls linearly to 0."""
 
     def weight_at(self, step: int) -> float:
         return self.weight * max(0.0, 1.0 - step / self.steps)
@@ -559,68 +484,42 @@ def _known_advantages(value: str) -> str:
 class AlgorithmConfig(Section):
     """The objective: how advantages and the loss are computed."""
 
-    advantages: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_advantages)] = Field(
-        default="grpo",
-        description=(
-            "grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: the same without "
-            "the division; rloo: reward minus the mean of the other members; gae: relative to a value head, "
-            "normalized over the batch; or your own function, such as advantages.py:name."
-        ),
-    )
-    loss: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_loss)] = Field(
-        default="ppo",
-        description=(
-            "ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob; or your own "
-            "function, such as losses.py:name."
-        ),
-    )
-    aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
-        default="token_mean",
-        description=(
-            "token_mean: mean over all tokens; sequence_mean: mean of the episodes' means; constant: each episode's "
-            "sum divided by model.context_tokens, as in Dr. GRPO."
-        ),
-    )
-    clip_low: float = Field(default=0.2, gt=0, le=1, description="Ratios are clipped below 1 − clip_low.")
-    clip_high: float = Field(default=0.2, gt=0, description="Ratios are clipped above 1 + clip_high.")
-    ratio_gate: _Gate | None = Field(
-        default=None, description="Tokens whose ratio is outside this range, such as [0.25, 4.0], carry no loss."
-    )
-    old_logprobs: Literal["sampled", "recomputed"] = Field(
-        default="sampled",
-        description="Denominator of the ratio. sampled: the sampler's logprobs; recomputed: the learner's logprobs "
-        "before the update, with an importance weight per token, of at most 2, that corrects for the difference (use "
-        "it with bfloat16 or stale weights).",
-    )
-    entropy: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
-    masks: Literal["exact", "text", "none"] = Field(
-        default="exact",
-        description=(
-            "Which sampled tokens carry no loss. exact: those for which the grammar allowed only one token; text: "
-            "those for which it allowed only one text; none: all tokens carry loss."
-        ),
-    )
-    refill_rounds: int = Field(
-        default=0,
-        ge=0,
-        description=(
-            "How many times per step to replace groups with equal rewards with groups of other tasks. 0: never; "
-            "such groups stay in the batch but contribute no gradient."
-        ),
-    )
-    min_learnable_tokens: int = Field(
-        default=16,
-        ge=1,
-        description="Minimum number of learnable tokens in a batch; if there are fewer, the update is skipped.",
-    )
-    min_learnable_share: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="Minimum share of sampled tokens that are learnable; if it is lower, the update is skipped.",
-    )
-    epochs: int = Field(default=1, ge=1, description="Number of passes over each batch.")
-    minibatches: int = Field(default=2, ge=1, description="Number of optimizer steps per pass.")
+    advantages: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_advantages)] = "grpo"
+    """grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: the same without the division;
+    rloo: reward minus the mean of the other members; gae: relative to a value head, normalized over the batch; or your
+    own function, such as advantages.py:name."""
+    loss: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_loss)] = "ppo"
+    """ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob; or your own function,
+    such as losses.py:name."""
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """token_mean: mean over all tokens; sequence_mean: mean of the episodes' means; constant: each episode's sum
+    divided by model.context_tokens, as in Dr. GRPO."""
+    clip_low: float = Field(default=0.2, gt=0, le=1)
+    """Ratios are clipped below 1 − clip_low."""
+    clip_high: float = Field(default=0.2, gt=0)
+    """Ratios are clipped above 1 + clip_high."""
+    ratio_gate: _Gate | None = None
+    """Tokens whose ratio is outside this range, such as [0.25, 4.0], carry no loss."""
+    old_logprobs: Literal["sampled", "recomputed"] = "sampled"
+    """Denominator of the ratio. sampled: the sampler's logprobs; recomputed: the learner's logprobs before the update,
+    with an importance weight per token, of at most 2, that corrects for the difference (use it with bfloat16 or stale
+    weights)."""
+    entropy: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus."""
+    masks: Literal["exact", "text", "none"] = "exact"
+    """Which sampled tokens carry no loss. exact: those for which the grammar allowed only one token; text: those for
+    which it allowed only one text; none: all tokens carry loss."""
+    refill_rounds: int = Field(default=0, ge=0)
+    """How many times per step to replace groups with equal rewards with groups of other tasks. 0: never; such groups
+    stay in the batch but contribute no gradient."""
+    min_learnable_tokens: int = Field(default=16, ge=1)
+    """Minimum number of learnable tokens in a batch; if there are fewer, the update is skipped."""
+    min_learnable_share: float = Field(default=0.0, ge=0, lt=1)
+    """Minimum share of sampled tokens that are learnable; if it is lower, the update is skipped."""
+    epochs: int = Field(default=1, ge=1)
+    """Number of passes over each batch."""
+    minibatches: int = Field(default=2, ge=1)
+    """Number of optimizer steps per pass."""
     kl: KlConfig = KlConfig()
     critic: CriticConfig = CriticConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
@@ -651,39 +550,29 @@ class AlgorithmConfig(Section):
 class ModelConfig(Section):
     """The model to train."""
 
-    path: ModelLocation = Field(description="Folder of the model (starts with . or /), or its name on the hub.")
-    renderer: str = Field(
-        default="auto",
-        description="Chat format. A model family such as qwen3, or chatml: that format; template: the model's own chat "
-        "template; auto: chosen by the model's name on the hub.",
-    )
-    thinking: bool | None = Field(
-        default=None,
-        description=(
-            "Whether the model thinks before it answers, for families that support both; null: the family's default."
-        ),
-    )
-    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_no_float16)] = Field(
-        default="bfloat16", description="Data type of sampler and learner. With float32 their logprobs agree."
-    )
-    context_tokens: int = Field(default=4096, ge=64, description="Maximum length of a conversation, in tokens.")
-    adapter: FilePath | None = Field(
-        default=None,
-        description="Folder of a LoRA adapter to start from, such as outputs/hello-cpu-sft/adapter; null: none.",
-    )
+    path: ModelLocation
+    """Folder of the model (starts with . or /), or its name on the hub."""
+    renderer: str = "auto"
+    """Chat format. A model family such as qwen3, or chatml: that format; template: the model's own chat template; auto:
+    chosen by the model's name on the hub."""
+    thinking: bool | None = None
+    """Whether the model thinks before it answers, for families that support both; null: the family's default."""
+    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_no_float16)] = "bfloat16"
+    """Data type of sampler and learner. With float32 their logprobs agree."""
+    context_tokens: int = Field(default=4096, ge=64)
+    """Maximum length of a conversation, in tokens."""
+    adapter: FilePath | None = None
+    """Folder of a LoRA adapter to start from, such as outputs/hello-cpu-sft/adapter; null: none."""
 
 
 class VllmConfig(Section):
     """The vLLM server that mcprl starts."""
 
-    memory_fraction: float = Field(default=0.5, gt=0, lt=1, description="Share of GPU memory for vLLM.")
-    merge_adapters: bool = Field(
-        default=False,
-        description=(
-            "Merge each adapter into vLLM's weights, which is much faster on a CPU. Requires model.dtype=float32, "
-            "because bfloat16 would round off most of a small adapter."
-        ),
-    )
+    memory_fraction: float = Field(default=0.5, gt=0, lt=1)
+    """Share of GPU memory for vLLM."""
+    merge_adapters: bool = False
+    """Merge each adapter into vLLM's weights, which is much faster on a CPU. Requires model.dtype=float32, because
+    bfloat16 would round off most of a small adapter."""
 
     @property
     def cpu_cache_gib(self) -> int:
@@ -708,71 +597,50 @@ def _off_as_text(value: object) -> object:
 class SamplingConfig(Section):
     """How the policy samples its turns."""
 
-    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature, also used by the learner.")
-    max_tokens: int = Field(default=512, ge=1, description="Maximum length of a turn, in tokens.")
-    stop: tuple[str, ...] = Field(default=(), description="Strings that end a turn, such as </tool_call>.")
-    constrain: Annotated[Literal["off", "calls", "act"], BeforeValidator(_off_as_text)] = Field(
-        default="off",
-        description=(
-            "Constrain tool calls with a grammar. off: no grammar; calls: once the model starts a call, the call "
-            "must match the tool's schema; act: like calls, but with no text outside calls."
-        ),
-    )
-    loose_tools: tuple[str, ...] = Field(
-        default=(),
-        description=(
-            "Tools whose schemas a grammar cannot fully express; the grammar enforces the parts that it can express."
-        ),
-    )
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature, also used by the learner."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Maximum length of a turn, in tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a turn, such as </tool_call>."""
+    constrain: Annotated[Literal["off", "calls", "act"], BeforeValidator(_off_as_text)] = "off"
+    """Constrain tool calls with a grammar. off: no grammar; calls: once the model starts a call, the call must match
+    the tool's schema; act: like calls, but with no text outside calls."""
+    loose_tools: tuple[str, ...] = ()
+    """Tools whose schemas a grammar cannot fully express; the grammar enforces the parts that it can express."""
     vllm: VllmConfig = VllmConfig()
 
 
 class TrainingConfig(Section):
     """The training loop."""
 
-    steps: int = Field(default=100, ge=1, description="Number of steps; each step collects a batch and learns from it.")
-    tasks_per_step: int = Field(
-        default=8, ge=1, description="Number of tasks per batch; each task gets a group of episodes."
-    )
-    max_staleness: int = Field(
-        default=0,
-        ge=0,
-        description=(
-            "Maximum number of updates by which the sampler's weights may lag behind the learner's. 0: synchronous; "
-            "above 0: later steps are collected during an update (requires algorithm.old_logprobs=recomputed)."
-        ),
-    )
-    checkpoint_every: int = Field(default=1, ge=1, description="Number of steps between checkpoints.")
-    keep_checkpoints: int = Field(
-        default=3,
-        ge=1,
-        description="How many recent checkpoints to keep, in addition to the best one and the last healthy one.",
-    )
-    outputs: Path = Field(
-        default=Path("outputs"), description="Folder for all runs, relative to the folder where mcprl is started."
-    )
+    steps: int = Field(default=100, ge=1)
+    """Number of steps; each step collects a batch and learns from it."""
+    tasks_per_step: int = Field(default=8, ge=1)
+    """Number of tasks per batch; each task gets a group of episodes."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Maximum number of updates by which the sampler's weights may lag behind the learner's. 0: synchronous; above 0:
+    later steps are collected during an update (requires algorithm.old_logprobs=recomputed)."""
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Number of steps between checkpoints."""
+    keep_checkpoints: int = Field(default=3, ge=1)
+    """How many recent checkpoints to keep, in addition to the best one and the last healthy one."""
+    outputs: Path = Path("outputs")
+    """Folder for all runs, relative to the folder where mcprl is started."""
 
 
 class SftConfig(Section):
     """Supervised fine-tuning with `mcprl sft`. `mcprl train` ignores this section."""
 
-    data: tuple[Annotated[str, BeforeValidator(_sft_source)], ...] = Field(
-        default=(SOLUTIONS,),
-        min_length=1,
-        description=(
-            "What to imitate. solutions: the solutions of the tasks; a JSONL file: demonstrations of tasks, or "
-            "chats in OpenAI's format; the folder of a run: its episodes that passed their checks."
-        ),
-    )
-    steps: int = Field(
-        default=100,
-        ge=1,
-        description="Maximum optimizer steps; training ends earlier if the validation loss stops improving.",
-    )
-    batch_size: int = Field(default=16, ge=1, description="Number of conversations per step.")
-    learning_rate: float = Field(
-        default=2e-4, gt=0, description="Learning rate for fine-tuning, instead of learner.learning_rate."
-    )
+    data: tuple[Annotated[str, BeforeValidator(_sft_source)], ...] = Field(default=(SOLUTIONS,), min_length=1)
+    """What to imitate. solutions: the solutions of the tasks; a JSONL file: demonstrations of tasks, or chats in
+    OpenAI's format; the folder of a run: its episodes that passed their checks."""
+    steps: int = Field(default=100, ge=1)
+    """Maximum optimizer steps; training ends earlier if the validation loss stops improving."""
+    batch_size: int = Field(default=16, ge=1)
+    """Number of conversations per step."""
+    learning_rate: float = Field(default=2e-4, gt=0)
+    """Learning rate for fine-tuning, instead of learner.learning_rate."""
 
     @property
     def validate_every(self) -> int:
@@ -783,16 +651,21 @@ class SftConfig(Section):
 class RateSettings(Section):
     """Rate limit of a server. Calls above the limit wait."""
 
-    calls: int = Field(ge=1, description="Maximum calls per period.")
-    per_s: float = Field(default=1.0, gt=0, description="Length of the period in seconds.")
+    calls: int = Field(ge=1)
+    """Maximum calls per period."""
+    per_s: float = Field(default=1.0, gt=0)
+    """Length of the period in seconds."""
 
 
 class BudgetSettings(Section):
     """Maximum use of a server by a run. A call that would exceed the budget is not made, and the run stops."""
 
-    calls: int | None = Field(default=None, ge=0, description="Maximum calls per run; null: no limit.")
-    usd: float | None = Field(default=None, ge=0, description="Maximum cost per run in US dollars; null: no limit.")
-    usd_per_call: float = Field(default=0.0, ge=0, description="Price of a call in US dollars.")
+    calls: int | None = Field(default=None, ge=0)
+    """Maximum calls per run; null: no limit."""
+    usd: float | None = Field(default=None, ge=0)
+    """Maximum cost per run in US dollars; null: no limit."""
+    usd_per_call: float = Field(default=0.0, ge=0)
+    """Price of a call in US dollars."""
 
     @model_validator(mode="after")
     def _money_has_a_price(self) -> BudgetSettings:
@@ -804,17 +677,11 @@ class BudgetSettings(Section):
 class ErrorRule(Section):
     """A pattern that marks the text of a result as an error, even if the server reports success."""
 
-    match: str = Field(
-        description="Regular expression to search for in the first 2,048 characters of the result (Rust syntax: no "
-        "look-around, no backreferences)."
-    )
-    fault: Literal["policy", "infrastructure"] = Field(
-        default="policy",
-        description=(
-            "Whose fault the error is. policy: show it to the model; infrastructure: the call failed and may be "
-            "retried."
-        ),
-    )
+    match: str
+    """Regular expression to search for in the first 2,048 characters of the result (Rust syntax: no look-around, no
+    backreferences)."""
+    fault: Literal["policy", "infrastructure"] = "policy"
+    """Whose fault the error is. policy: show it to the model; infrastructure: the call failed and may be retried."""
 
     @field_validator("match")
     @classmethod
@@ -830,11 +697,12 @@ class SandboxSettings(Section):
     other files, no network, and no variables except its own `env`. With `null`, it runs like any other program of
     yours."""
 
-    read: tuple[FilePath, ...] = Field(default=(), description="Files and folders that the server may read.")
-    write: tuple[FilePath, ...] = Field(default=(), description="Folders that the server may read and write.")
-    network: bool = Field(
-        default=False, description="Whether the server may use the network, including the ports of this machine."
-    )
+    read: tuple[FilePath, ...] = ()
+    """Files and folders that the server may read."""
+    write: tuple[FilePath, ...] = ()
+    """Folders that the server may read and write."""
+    network: bool = False
+    """Whether the server may use the network, including the ports of this machine."""
 
     @field_validator("read", "write")
     @classmethod
@@ -847,66 +715,39 @@ class SandboxSettings(Section):
 class ServerSettings(Section):
     """Settings of a run for one server of the mcpServers file."""
 
-    start: tuple[str, ...] = Field(
-        default=(),
-        description=(
-            "Command that starts a server reached by URL; `{port}` in the command and the URL is replaced by a free "
-            "port."
-        ),
-    )
-    call_deadline_s: float = Field(default=30.0, gt=0, description="Deadline of a call, in seconds.")
-    attempts: int = Field(
-        default=3,
-        ge=1,
-        description=(
-            "Maximum attempts per call if it fails and the policy is not at fault; a call is retried only if "
-            "that is safe."
-        ),
-    )
-    replicas: int = Field(
-        default=1, ge=1, description="Number of processes of a shared server; calls go to the least busy process."
-    )
-    isolation: Literal["shared", "per_episode"] = Field(
-        default="shared",
-        description="shared: all episodes use one server; per_episode: each episode gets a fresh server.",
-    )
-    max_result_bytes: int = Field(
-        default=65536,
-        ge=256,
-        description="Maximum size of a result in bytes; longer results are truncated, with a note.",
-    )
-    rate: RateSettings | None = Field(default=None, description="Rate limit; null: none.")
+    start: tuple[str, ...] = ()
+    """Command that starts a server reached by URL; `{port}` in the command and the URL is replaced by a free port."""
+    call_deadline_s: float = Field(default=30.0, gt=0)
+    """Deadline of a call, in seconds."""
+    attempts: int = Field(default=3, ge=1)
+    """Maximum attempts per call if it fails and the policy is not at fault; a call is retried only if that is safe."""
+    replicas: int = Field(default=1, ge=1)
+    """Number of processes of a shared server; calls go to the least busy process."""
+    isolation: Literal["shared", "per_episode"] = "shared"
+    """shared: all episodes use one server; per_episode: each episode gets a fresh server."""
+    max_result_bytes: int = Field(default=65536, ge=256)
+    """Maximum size of a result in bytes; longer results are truncated, with a note."""
+    rate: RateSettings | None = None
+    """Rate limit; null: none."""
     budget: BudgetSettings = BudgetSettings()
-    cache_s: float = Field(default=0.0, ge=0, description="How many seconds to cache the results of read-only tools.")
-    read_only: tuple[str, ...] = Field(
-        default=(),
-        description=(
-            "Tools to treat as read-only even if the server does not declare them read-only; * matches any text."
-        ),
-    )
-    allow: tuple[str, ...] = Field(default=("*",), description="Tools to offer; * matches any text.")
-    deny: tuple[str, ...] = Field(default=(), description="Tools never to offer, even if `allow` matches them.")
-    tool_aliases: dict[str, str] = Field(
-        default_factory=dict[str, str],
-        description="Aliases of tools: a mapping from each alias to the name of the tool.",
-    )
-    argument_aliases: dict[str, str] = Field(
-        default_factory=dict[str, str],
-        description=(
-            "Aliases of arguments: a mapping from each alias to the name of the argument. An alias is ignored if "
-            "the tool has an argument of that name."
-        ),
-    )
-    recorded: tuple[str, ...] = Field(
-        default=("*",),
-        description=(
-            "With cassette_mode=mixed, which tools to replay if they have recordings; other tools are called live. * "
-            "matches any text."
-        ),
-    )
-    errors: tuple[ErrorRule, ...] = Field(
-        default=(), description="Rules that detect errors in results; the first match applies."
-    )
+    cache_s: float = Field(default=0.0, ge=0)
+    """How many seconds to cache the results of read-only tools."""
+    read_only: tuple[str, ...] = ()
+    """Tools to treat as read-only even if the server does not declare them read-only; * matches any text."""
+    allow: tuple[str, ...] = ("*",)
+    """Tools to offer; * matches any text."""
+    deny: tuple[str, ...] = ()
+    """Tools never to offer, even if `allow` matches them."""
+    tool_aliases: dict[str, str] = Field(default_factory=dict[str, str])
+    """Aliases of tools: a mapping from each alias to the name of the tool."""
+    argument_aliases: dict[str, str] = Field(default_factory=dict[str, str])
+    """Aliases of arguments: a mapping from each alias to the name of the argument. An alias is ignored if the tool has
+    an argument of that name."""
+    recorded: tuple[str, ...] = ("*",)
+    """With cassette_mode=mixed, which tools to replay if they have recordings; other tools are called live. * matches
+    any text."""
+    errors: tuple[ErrorRule, ...] = ()
+    """Rules that detect errors in results; the first match applies."""
     sandbox: SandboxSettings | None = None
 
     @field_validator("sandbox", mode="before")
@@ -927,24 +768,18 @@ CassetteMode = Literal["live", "record", "replay_else_live", "replay", "mixed"]
 class ServersConfig(Section):
     """The MCP servers that offer the tools."""
 
-    file: FilePath | None = Field(
-        default=None, description="mcpServers file, in the JSON format used by MCP clients; not needed for replay."
-    )
-    pins: FilePath | None = Field(
-        default=None, description="File written by `mcprl tools pin`; the run stops if the tools differ from it."
-    )
-    cassette: FilePath | None = Field(default=None, description="SQLite file of recorded calls.")
-    cassette_mode: CassetteMode = Field(
-        default="live",
-        description=(
-            "live: call the servers, without a cassette; record: call the servers and record; replay_else_live: "
-            "replay recorded calls, and make and record the others; replay: only replay, without servers; mixed: "
-            "replay tools with recordings, and call the servers of the file for all other tools."
-        ),
-    )
-    settings: dict[str, ServerSettings] = Field(
-        default_factory=dict[str, ServerSettings], description="Settings of single servers, by name."
-    )
+    file: FilePath | None = None
+    """mcpServers file, in the JSON format used by MCP clients; not needed for replay."""
+    pins: FilePath | None = None
+    """File written by `mcprl tools pin`; the run stops if the tools differ from it."""
+    cassette: FilePath | None = None
+    """SQLite file of recorded calls."""
+    cassette_mode: CassetteMode = "live"
+    """live: call the servers, without a cassette; record: call the servers and record; replay_else_live: replay
+    recorded calls, and make and record the others; replay: only replay, without servers; mixed: replay tools with
+    recordings, and call the servers of the file for all other tools."""
+    settings: dict[str, ServerSettings] = Field(default_factory=dict[str, ServerSettings])
+    """Settings of single servers, by name."""
 
     @model_validator(mode="after")
     def _a_mode_has_its_file(self) -> ServersConfig:
@@ -971,31 +806,37 @@ _PROJECT = r"^[^/\s]+(/[^/\s]+)?$"
 class WandbConfig(Section):
     """Weights & Biases: metrics, verdicts, a few episodes per step, and the trained weights as an artifact."""
 
-    project: str = Field(pattern=_PROJECT, description="W&B project: entity/project, or project alone.")
+    project: str = Field(pattern=_PROJECT)
+    """W&B project: entity/project, or project alone."""
 
 
 class WeaveConfig(Section):
     """Weave: a trace per episode, with its turns and calls."""
 
-    project: str = Field(pattern=_PROJECT, description="Weave project: entity/project, or project alone.")
+    project: str = Field(pattern=_PROJECT)
+    """Weave project: entity/project, or project alone."""
 
 
 class OpenTelemetryConfig(Section):
     """OpenTelemetry: spans of episodes, turns and calls, sent as OTLP over HTTP."""
 
-    endpoint: _HttpUrl = Field(description="URL of the collector for traces, such as http://127.0.0.1:4318/v1/traces.")
+    endpoint: _HttpUrl
+    """URL of the collector for traces, such as http://127.0.0.1:4318/v1/traces."""
 
 
 class TrackingConfig(Section):
     """Trackers of a run, in addition to its folder. A tracker that is down neither slows nor stops the run."""
 
-    tensorboard: bool = Field(default=False, description="Write TensorBoard files to the run's folder.")
-    tracker: OwnFunction | None = Field(
-        default=None, description="Your own tracker, such as tracker.py:Class; null: none."
-    )
-    wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; null: off.")
-    weave: WeaveConfig | None = Field(default=None, description="Weave; null: off.")
-    opentelemetry: OpenTelemetryConfig | None = Field(default=None, description="OpenTelemetry; null: off.")
+    tensorboard: bool = False
+    """Write TensorBoard files to the run's folder."""
+    tracker: OwnFunction | None = None
+    """Your own tracker, such as tracker.py:Class; null: none."""
+    wandb: WandbConfig | None = None
+    """Weights & Biases; null: off."""
+    weave: WeaveConfig | None = None
+    """Weave; null: off."""
+    opentelemetry: OpenTelemetryConfig | None = None
+    """OpenTelemetry; null: off."""
 
     @property
     def named(self) -> list[str]:
@@ -1006,15 +847,13 @@ class TrackingConfig(Section):
 class RunConfig(Section):
     """All settings of a run."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder.")
-    seed: int = Field(default=0, ge=0, description="Seed of all random numbers.")
-    engine: Literal["vllm", "transformers", "skyrl"] = Field(
-        default="vllm",
-        description=(
-            "Backend for sampling and training. vllm, transformers: sample with that library, and train with torch on "
-            "this machine; skyrl: sample and train through the Tinker API (section skyrl)."
-        ),
-    )
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run and of its folder."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of all random numbers."""
+    engine: Literal["vllm", "transformers", "skyrl"] = "vllm"
+    """Backend for sampling and training. vllm, transformers: sample with that library, and train with torch on this
+    machine; skyrl: sample and train through the Tinker API (section skyrl)."""
     model: ModelConfig
     tasks: TasksConfig
     servers: ServersConfig
@@ -1024,9 +863,8 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     learner: LearnerConfig = LearnerConfig()
     training: TrainingConfig = TrainingConfig()
-    sft: SftConfig | None = Field(
-        default=None, description="Supervised fine-tuning with `mcprl sft`; null: the defaults."
-    )
+    sft: SftConfig | None = None
+    """Supervised fine-tuning with `mcprl sft`; null: the defaults."""
     skyrl: SkyrlConfig = SkyrlConfig()
     workers: WorkersConfig = WorkersConfig()
     placement: PlacementConfig = PlacementConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
 import json
@@ -9,6 +10,7 @@ import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
@@ -56,6 +58,7 @@ def settings() -> Iterator[Setting]:
 def sections(model: type[BaseModel] = RunConfig, path: str = "") -> Iterator[DescribedSection]:
     """Yield a section, then its subsections, in the order of the file."""
     own: list[Setting] = []
+    descriptions = _descriptions(model)
     inner: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
         dotted = f"{path}.{name}" if path else name
@@ -63,10 +66,23 @@ def sections(model: type[BaseModel] = RunConfig, path: str = "") -> Iterator[Des
         if section is not None:
             inner.append((section, f"{dotted}.NAME" if get_origin(field.annotation) is dict else dotted))
         else:
-            own.append(Setting(dotted, _type_text(field), _default_text(field), field.description or ""))
+            own.append(Setting(dotted, _type_text(field), _default_text(field), descriptions[name]))
     yield DescribedSection(path, inspect.getdoc(model) or "", tuple(own))
     for section, dotted in inner:
         yield from sections(section, dotted)
+
+
+def _descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Return the description of each setting of a section: the text below it in the source."""
+    (found,) = ast.parse(inspect.getsource(model)).body
+    return {
+        cast("ast.Name", setting.target).id: " ".join(text.value.value.split())
+        for setting, text in pairwise(cast("ast.ClassDef", found).body)
+        if isinstance(setting, ast.AnnAssign)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:

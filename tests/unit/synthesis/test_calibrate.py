@@ -40,7 +40,8 @@ async def calibrated(folder, names: dict[str, list[str]]):
             for name in ids
         ]
         write_tasks(tasks, folder / file)
-    settings = {"name": "calibrated", "model": {"path": "none"}, "tasks": {"train": "train.jsonl"}, "servers": {"file": "servers.json"}}
+    settings = {"name": "calibrated", "model": {"path": "none"}, "tasks": {"train": "train.jsonl"}}
+    settings["servers"] = {"file": "servers.json"}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(settings))
     times: dict[str, int] = {}
 
