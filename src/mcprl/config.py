@@ -171,8 +171,8 @@ class SamplerPlacement(Section):
     """The vLLM servers that sample, each a replica of the policy."""
 
     replicas: int = Field(default=1, ge=1)
-    """Number of vLLM servers. The turns of an episode and the members of a group go to the same one, unless it is busier
-    than the others by a group."""
+    """Number of vLLM servers. The turns of an episode and the members of a group go to the same one, unless it is
+    busier than the others by a group."""
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs per vLLM server."""
     devices: tuple[int, ...] = ()

@@ -175,6 +175,15 @@ async def test_what_a_function_prints_goes_to_the_log_without_secrets(tmp_path, 
     assert "desk-key-0123456789" not in log
 
 
+async def test_a_secret_in_what_a_function_raises_is_not_reported(tmp_path, monkeypatch):
+    monkeypatch.setenv("DESK_API_KEY", "desk-key-0123456789")
+    text = "import os\n\n\ndef f(episode):\n    raise ValueError(os.environ['DESK_API_KEY'])\n"
+    async with opened(tmp_path, text) as functions:
+        with pytest.raises(UserCodeError, match=r"rewards\.py:5: ValueError") as raised:
+            await functions.grade(view())
+    assert "desk-key-0123456789" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
