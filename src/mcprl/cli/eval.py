@@ -65,7 +65,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="Folder, or name on the hub or at --endpoint.")] = None,
     episodes: Annotated[int, typer.Option("--episodes", "-k", min=1, help="Episodes per task.")] = 1,
-    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Evaluate N tasks, drawn by the seed.")] = None,
+    sample: Annotated[int | None, typer.Option("--sample", min=1, help="Number of random tasks to evaluate.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily (temperature close to 0).")] = False,
     against: Annotated[
         Path | None, typer.Option("--against", exists=True, help="Baseline evaluation to compare with.")

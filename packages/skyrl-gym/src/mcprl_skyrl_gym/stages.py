@@ -367,7 +367,7 @@ async def _open_stage(config: RunConfig, portal: BlockingPortal) -> AsyncGenerat
         if functions is not None and functions.of_groups:
             raise BadValueError(
                 f"the reward function {functions.of_groups[0]} needs whole groups, but SkyRL plays single episodes",
-                fix="remove it from rewards.functions, or give its weight to a function per episode",
+                fix="remove it from rewards.functions, or replace it with a function per episode",
             )
         yield Stage(config, portal, toolbox=toolbox, wording=wording, judge=judge, functions=functions)
 
