@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,12 +134,15 @@ class SharedVllm:
         learner: LearnerConfig,
         *,
         max_sequences: int,
+        devices: Sequence[int],
         turn_deadline_s: float,
         log: Path,
     ) -> VllmProcess:
         del max_sequences, turn_deadline_s  # of a test; the shared server has its own
-        wanted = server_argv(model, sampling, learner, max_sequences=MAX_SEQUENCES, socket=Path())
-        shared = server_argv(self.model, self.sampling, LearnerConfig(), max_sequences=MAX_SEQUENCES, socket=Path())
+        assert len(devices) <= 1, "the shared vLLM is on one device"
+        same: dict[str, Any] = {"max_sequences": MAX_SEQUENCES, "tensor_parallel": 1, "socket": Path()}
+        wanted = server_argv(model, sampling, learner, **same)
+        shared = server_argv(self.model, self.sampling, LearnerConfig(), **same)
         assert wanted == shared, f"another vLLM than the shared one: {set(wanted) ^ set(shared)}"
         if self._server is None:
             start = self._reached(
@@ -147,6 +150,7 @@ class SharedVllm:
                 self.sampling,
                 LearnerConfig(),
                 max_sequences=MAX_SEQUENCES,
+                devices=devices,
                 turn_deadline_s=ANSWER_S,
                 log=self.log,
             )
