@@ -56,7 +56,7 @@ async def test_a_server_that_is_given_back_is_as_it_was_started(shared_vllm, ada
             changed = await first.sample(REQUEST)
             # Given back amid a turn, and paused.
             in_flight = asyncio.create_task(first.sample(REQUEST))
-            await first._servers.running.post("/pause?mode=keep", {})
+            await first.replicas[0]._servers.running.post("/pause?mode=keep", {})
             in_flight.cancel()
         hits = shared_vllm.counted(HITS)
         async with sampler() as second:
