@@ -19,10 +19,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from crashing.nursery import log_finished
-from mcprl.cli import main, running
+from mcprl.cli import main
 from mcprl.cli.console import TrainingConsole
 from mcprl.processes.guard import GUARD
 from mcprl.runs.summary import Summary
+from mcprl.training import loop
 from mcprl.training.loop import Run
 
 __all__: list[str] = []
@@ -41,7 +42,7 @@ def note(descriptor: int, step: int) -> None:
 def watch(descriptor: int) -> None:
     log_finished(Path(f"/dev/fd/{descriptor}"))
     os.write(descriptor, json.dumps({"mark": GUARD.start()}).encode() + b"\n")
-    plain_train, plain_finished = running.train, TrainingConsole.step_finished
+    plain_train, plain_finished = loop.train, TrainingConsole.step_finished
 
     async def train(run: Run) -> Summary:
         note(descriptor, run.step)
@@ -51,7 +52,7 @@ def watch(descriptor: int) -> None:
         plain_finished(self, step, metrics, verdicts)
         note(descriptor, step + 1)
 
-    running.train = train
+    loop.train = train
     TrainingConsole.step_finished = step_finished
 
 
