@@ -6,7 +6,7 @@ import _thread
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,14 @@ from crashing.small_runs import small_run
 from crashing.speaking import calling_tools
 
 SETTINGS = ("training.steps=2", "tasks.order=shuffled")
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """As in a terminal: a job in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Heard:
