@@ -271,8 +271,7 @@ def _apply_override(data: dict[str, Any], override: str, places: _Places) -> Non
         inner: object = {} if target.get(section) is None else target[section]
         if not isinstance(inner, dict):
             raise BadValueError(
-                f"--set {override}: {section!r} is not a section",
-                fix="run `mcprl config explain` to list all sections",
+                f"--set {override}: {section!r} is not a section", fix="run `mcprl config explain` to list all sections"
             )
         target[section] = inner
         target = cast("dict[str, Any]", inner)

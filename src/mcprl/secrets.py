@@ -217,11 +217,7 @@ _OTHER_RULES = (
         ),
         "[redacted key]",
     ),
-    _Rule(
-        (("akia", "asia"),),
-        re.compile(rf"A{_NOT_IN_WORD}[KS]IA[A-Z2-7]{{16}}(?![A-Za-z0-9_-])"),
-        "[redacted key]",
-    ),
+    _Rule((("akia", "asia"),), re.compile(rf"A{_NOT_IN_WORD}[KS]IA[A-Z2-7]{{16}}(?![A-Za-z0-9_-])"), "[redacted key]"),
     _Rule(
         (("eyj",),),
         re.compile(rf"e{_NOT_IN_WORD}yJ[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}}+"),

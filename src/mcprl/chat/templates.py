@@ -20,14 +20,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.runtime import Context
 from transformers.utils import chat_template_utils
 
-from mcprl.bounds import (
-    MAX_TEMPLATE_CHARS,
-    MAX_TEMPLATE_OUTPUT,
-    MAX_TEMPLATE_S,
-    OverLimitError,
-    limited_time,
-    measure,
-)
+from mcprl.bounds import MAX_TEMPLATE_CHARS, MAX_TEMPLATE_OUTPUT, MAX_TEMPLATE_S, OverLimitError, limited_time, measure
 
 _MAX_BITS = 4096
 # Widths in format strings of `%` and `format`.

@@ -201,14 +201,7 @@ def read_run(path: Path) -> PastRun:
     else:
         state, why = ended, reason
     return PastRun(
-        path=path,
-        state=state,
-        started=_started(path, changed),
-        changed=changed,
-        files=files,
-        pid=pid,
-        why=why,
-        **read,
+        path=path, state=state, started=_started(path, changed), changed=changed, files=files, pid=pid, why=why, **read
     )
 
 

@@ -173,12 +173,7 @@ def drift_of(recorded: Iterable[RecordedCall], tools: ToolsByName) -> Iterator[D
             check = check_call(call.name, call.arguments, tools)
         if check.problems:
             yield DriftedCall(
-                row=row,
-                part=part,
-                message=message,
-                tool=call.name,
-                problems=check.problems,
-                aliases=check.aliases,
+                row=row, part=part, message=message, tool=call.name, problems=check.problems, aliases=check.aliases
             )
 
 

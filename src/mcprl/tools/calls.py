@@ -63,10 +63,7 @@ def may_repeat(error: ToolServerError, *, read_only: bool, idempotent: bool) -> 
 
 
 async def call_with_retries(
-    attempt: Callable[[int], Awaitable[T]],
-    attempts: int,
-    *,
-    repeatable: Callable[[ToolServerError], bool],
+    attempt: Callable[[int], Awaitable[T]], attempts: int, *, repeatable: Callable[[ToolServerError], bool]
 ) -> T:
     """Return the result of the first attempt that succeeds. `attempt` receives its number, starting at 1.
 
@@ -169,11 +166,7 @@ class Route:
 
 
 def open_route(
-    name: str,
-    settings: ServerSettings,
-    version: str,
-    service: LimitsService | None = None,
-    earlier_calls: int = 0,
+    name: str, settings: ServerSettings, version: str, service: LimitsService | None = None, earlier_calls: int = 0
 ) -> Route:
     """Create a route with an empty cache and a closed breaker. A shared `service` may have counted earlier calls."""
     return Route(

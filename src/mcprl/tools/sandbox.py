@@ -206,6 +206,5 @@ def _probe() -> None:
         problem = str(error)
     if problem is not None:
         raise SandboxMissingError(
-            f"this machine cannot run a server in a sandbox: {problem}",
-            fix=f"{ALLOW_NAMESPACES}, or {_OTHERWISE}",
+            f"this machine cannot run a server in a sandbox: {problem}", fix=f"{ALLOW_NAMESPACES}, or {_OTHERWISE}"
         )

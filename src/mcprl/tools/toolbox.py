@@ -133,11 +133,7 @@ class Toolbox:
             definitions = await asyncio.to_thread(lambda: self.definitions)
             self._routes = {
                 name: open_route(
-                    name,
-                    settings.get(name, ServerSettings()),
-                    version,
-                    self._limits,
-                    self._earlier_calls.get(name, 0),
+                    name, settings.get(name, ServerSettings()), version, self._limits, self._earlier_calls.get(name, 0)
                 )
                 for name, (version, _) in definitions.items()
             }

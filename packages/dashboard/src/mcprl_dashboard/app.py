@@ -182,9 +182,7 @@ def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
 
     app = Starlette(
         routes=routes,
-        middleware=[
-            Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION),
-        ],
+        middleware=[Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION)],
         exception_handlers={Refusal: _refuse, McprlError: _report, 404: _unknown_address},
         lifespan=lifespan,
     )
@@ -251,9 +249,7 @@ def _tools(run: OpenRun, _: Request) -> dict[str, Any]:
 def _ratios(run: OpenRun, request: Request) -> dict[str, Any]:
     bounds = run.bounds()
     return TokenNoteFiles(run.path).histogram(
-        OfStep.of(request.query_params).step,
-        clip_low=bounds["clip_low"] or 0.0,
-        clip_high=bounds["clip_high"] or 0.0,
+        OfStep.of(request.query_params).step, clip_low=bounds["clip_low"] or 0.0, clip_high=bounds["clip_high"] or 0.0
     )
 
 

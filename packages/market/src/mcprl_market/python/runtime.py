@@ -153,8 +153,7 @@ def _distribution(name: str) -> Distribution:
         return distribution(name)
     except PackageNotFoundError as error:
         raise MissingExtraError(
-            f"the Python server offers numpy and pandas, but {name} is not installed",
-            fix="pip install 'mcprl[market]'",
+            f"the Python server offers numpy and pandas, but {name} is not installed", fix="pip install 'mcprl[market]'"
         ) from error
 
 
