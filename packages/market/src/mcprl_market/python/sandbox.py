@@ -17,8 +17,7 @@ from typing import Any, cast
 from mcprl.errors import SandboxLostError
 from mcprl_market.python.launch import Kind, Launch
 from mcprl_market.python.process import Ending, WorkerProcess
-from mcprl_market.python.programs import Failed, FailureKind, Limits, Outcome, Program, Ran, Step
-from mcprl_market.python.values import read_json
+from mcprl_market.python.programs import Failed, FailureKind, Limits, Outcome, Program, Ran, Step, read_json
 
 _logger = logging.getLogger(__name__)
 
