@@ -46,7 +46,6 @@ _HARMLESS_END = re.compile(
     r"|region|required|server|sock|timeout|ttl|type|uri|url|user|username|version"
 )
 
-
 HUB_VARIABLES = ("HF_", "HUGGING_FACE_")
 """Prefixes of the variables of the Hugging Face hub. Code that loads a model may need its token."""
 

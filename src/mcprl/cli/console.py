@@ -36,7 +36,6 @@ from mcprl.verdicts import Severity, Verdict
 if TYPE_CHECKING:
     from mcprl.runs.summary import SuccessMetric, Summary
 
-
 COLUMNS = ("step", "reward", "success", "valid calls", "KL", "ratio", "lost", "tokens/s", "step time", "ETA", "health")
 SFT_COLUMNS = ("step", "loss", "validation loss", "success", "valid calls", "step time", "ETA", "health")
 STEP_WORDS = {Severity.OK: "ok", Severity.WARN: "warnings", Severity.BAD: "bad"}

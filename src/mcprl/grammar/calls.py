@@ -39,7 +39,6 @@ from mcprl.grammar.schemas import rewrite
 
 __all__ = ["make_grammar"]
 
-
 Format = dict[str, Any]
 Schema = Mapping[str, Any]
 

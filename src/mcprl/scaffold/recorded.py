@@ -59,7 +59,6 @@ _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _FILES: Final = {"train": "tasks.jsonl", "validation": "validation.jsonl"}
 _HELD_OUT = 5  # without a file of validation tasks, every fifth task is used for validation
 
-
 RECORDED, STAND_IN, NOWHERE = "recorded", "stand-in", "nothing: not offered"
 
 _RECIPE: Final = """\

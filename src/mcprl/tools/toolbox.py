@@ -38,7 +38,6 @@ _Result = TypeVar("_Result")
 # Starting a server is mostly CPU time for imports, so more concurrent starts would only slow down all of them.
 _STARTS_PER_CORE = 2
 
-
 _SPARES = 2  # servers started in advance for the next episodes
 
 

@@ -224,7 +224,6 @@ _NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "opent
 }
 _REMEDY = {"wandb": "; to send the rest, run `wandb sync` on the run's wandb folder"}
 
-
 # Tracker → the module that it needs, from the extra of the same name.
 _MODULES = {
     "wandb": "wandb",

@@ -28,7 +28,6 @@ from mcprl.verdicts import GRAVEST_FIRST, KL_WARN, Severity, Verdict, mean
 
 __all__ = ["RULES", "Health"]
 
-
 # Causes come before their effects: among equally severe verdicts, the first is shown first.
 RULES: Rules = {**TRUST_RULES, **EPISODE_RULES, **COURSE_RULES, **STEP_RULES}
 

@@ -228,7 +228,6 @@ EPISODE_RULES: Rules = {
     "unanswered": unanswered,
 }
 
-
 # If the mean ratio is outside this range, most tokens became half or twice as likely in one update.
 _RATIO_BAD = (0.5, 2.0)
 # Good tokens should become more likely than bad ones. Minibatch noise is smaller than this gap, and does not last.

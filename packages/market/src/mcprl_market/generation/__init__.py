@@ -14,7 +14,6 @@ from mcprl_market.world.draws import Draws
 
 __all__ = ["FAMILIES", "SHARES", "generate"]
 
-
 TOOLS: tuple[str, ...] = tuple(
     tool
     for tools in (

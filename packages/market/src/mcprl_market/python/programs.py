@@ -101,7 +101,6 @@ class Failed:
 
 Outcome = Ran | Failed
 
-
 # Measured without a loop over the values, because a report may have half a million, and other calls would wait.
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"')

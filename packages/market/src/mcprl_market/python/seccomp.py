@@ -64,7 +64,6 @@ ioctl 16 29, sendto 44 206, socketpair 53 199, clone 56 220, exit 60 93, fcntl 7
 tgkill 234 131, prlimit64 302 261
 """
 
-
 SYSTEM_CALLS: Final[Mapping[str, Mapping[str, int]]] = {
     machine: {
         name: number
