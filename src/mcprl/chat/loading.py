@@ -290,6 +290,8 @@ class BadTemplateError(Exception):
 class ChatTemplate:
     """A compiled chat template. `variables` are available to it in addition to the messages, such as `bos_token`.
 
+    A template is untrusted code, so time and size are limited. The environment has the filters and functions of
+    transformers. Jinja's sandbox hooks check the operands before an operator, filter, method or join is computed.
     Until `loaded` is set, all renderings together share one time limit.
     """
 

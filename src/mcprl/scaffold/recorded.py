@@ -48,7 +48,7 @@ from mcprl.tools.cassettes.recordings import (
     rows_of,
     tools_in_prompt,
 )
-from mcprl.tools.names import resolve_arguments
+from mcprl.tools.catalog import resolve_arguments
 
 _STAND_INS: Final = ("fmp", "polygon", "tavily", "slack", "python")
 _WORLD: Final = 7

@@ -38,10 +38,9 @@ from mcprl.records import Observation, Source, ToolCall
 from mcprl.secrets import SECRETS
 from mcprl.tools.cache import Flights, ResultCache
 from mcprl.tools.cassettes.cassette import Cassette
-from mcprl.tools.catalog import Catalog, Tool
+from mcprl.tools.catalog import Catalog, Tool, matches, recognise, resolve_arguments, resolve_tool
 from mcprl.tools.connection import Answer, CallableServer
 from mcprl.tools.limits import Limits, LimitsService, make_limits
-from mcprl.tools.names import matches, recognise, resolve_arguments, resolve_tool
 from mcprl.tools.stats import ToolStats
 
 T = TypeVar("T")
@@ -423,7 +422,12 @@ REST_S = 5.0  # seconds before one call may try the server again
 
 
 class Breaker:
-    """Decides whether a server may be called, based on the outcomes of its last calls.
+    """The circuit breaker of a server. After FAILURES failures in a row, calls wait; then one call probes the server.
+
+    closed ── FAILURES in a row ──▶ open ── REST_S later, one call ──▶ half_open ── it succeeds ──▶ closed
+                                        ◀──────────────────────────────────── it fails ──┘
+
+    Calls wait instead of failing, because waiting a few seconds is cheaper than losing the episode.
 
     async with breaker.guard(patience_s=30.0):
         result = await server.call(...)

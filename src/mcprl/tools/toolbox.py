@@ -23,10 +23,9 @@ from mcprl.tools import connection
 from mcprl.tools.arguments import ArgumentCheck
 from mcprl.tools.calls import Instead, Pipeline, Route, open_route
 from mcprl.tools.cassettes.cassette import Cassette
-from mcprl.tools.catalog import Catalog, Tool, ToolDefinition, compile_checks
+from mcprl.tools.catalog import Catalog, Tool, ToolDefinition, compile_checks, is_offered, matches
 from mcprl.tools.connection import Answer, CallableServer, ServerConnection, shortened
 from mcprl.tools.limits import LimitsService
-from mcprl.tools.names import is_offered, matches
 from mcprl.tools.pins import PinnedTools, read_pins
 from mcprl.tools.session import Session
 from mcprl.tools.specs import ServerSpec, load_specs
@@ -75,7 +74,7 @@ class EpisodeServer:
 
 
 class _Pool:
-    """Base class of both pools. `starts` limits how many servers start at the same time."""
+    """The processes of one tool server. `starts` limits how many servers start at the same time."""
 
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         self.spec = spec
@@ -108,7 +107,10 @@ class _Pool:
 
 
 class SharedPool(_Pool):
-    """A fixed number of replicas that all episodes share."""
+    """A fixed number of replicas that all episodes share. While one restarts, the others serve.
+
+    If the server keeps state per episode, all calls of an episode go to one replica.
+    """
 
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)
@@ -151,7 +153,7 @@ class SharedPool(_Pool):
 
 
 class EpisodePool(_Pool):
-    """One new server per episode. Some are started in advance."""
+    """One new server per episode, never reused. Some are started in advance, because a start takes about a second."""
 
     def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
         super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)

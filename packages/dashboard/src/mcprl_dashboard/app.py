@@ -1,4 +1,4 @@
-"""The routes of the dashboard. Threads read the files and query the index."""
+"""The dashboard's server and its routes. Threads read the files and query the index."""
 
 from __future__ import annotations
 

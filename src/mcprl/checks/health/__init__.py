@@ -20,9 +20,8 @@ from mcprl.checks.health.trends import (
     note_levels,
     reward_window,
 )
-from mcprl.checks.health.view import Past, Rules, StepView
+from mcprl.checks.health.view import LossLedger, Past, Rules, StepView
 from mcprl.config import RunConfig
-from mcprl.episodes.losses import LossLedger
 from mcprl.records import Group
 from mcprl.verdicts import GRAVEST_FIRST, KL_WARN, Severity, Verdict, mean
 

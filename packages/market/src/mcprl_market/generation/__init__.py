@@ -1,4 +1,8 @@
-"""Tasks about the offline world, each with a checkable answer and a working solution."""
+"""Tasks about the offline world, each with a checkable answer and a working solution.
+
+Drafts are drawn from the families in turn, and each gets a wording and the offered tools. Easy tasks need one call,
+medium ones two or three, hard ones four to six.
+"""
 
 from __future__ import annotations
 

@@ -22,9 +22,8 @@ from typing import Any
 
 from mcprl.errors import MissingExtraError, SandboxMissingError
 from mcprl.processes import CHILD_MARK, OWNER_MARK
-from mcprl.processes.bubblewrap import ALLOW_NAMESPACES, NAMESPACES, NO_NETWORK, find_bubblewrap
+from mcprl.processes.bubblewrap import ALLOW_NAMESPACES, MACHINES, NAMESPACES, NO_NETWORK, find_bubblewrap
 from mcprl.processes.guard import GUARD, kill_marked
-from mcprl.processes.seccomp import MACHINES
 from mcprl_market.python import worker as worker_module
 from mcprl_market.python.programs import Limits
 from mcprl_market.python.seccomp import make_filter
@@ -308,6 +307,9 @@ class Runtime:
             shown={"/python/lib/python3.11": Path("/usr/lib/python3.11"), "/packages/numpy": Path(…), …},
             folders=("/dev", "/lib", …),
             hidden=("/python/lib/python3.11/site-packages",))
+
+    It has the interpreter, its standard library, numpy, pandas and the libraries they load, and nothing else: no other
+    packages, no home folder and no /etc.
     """
 
     worker: str

@@ -1,4 +1,4 @@
-"""Programs and their outcomes."""
+"""Programs, their outcomes, and the JSON that they or the policy wrote."""
 
 from __future__ import annotations
 

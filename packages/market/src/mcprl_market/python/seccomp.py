@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mcprl.processes.seccomp import (
+from mcprl.processes.bubblewrap import (
     ALLOW,
     DENY,
     ERRNO,
