@@ -332,7 +332,7 @@ def require_trackers(tracking: TrackingConfig) -> None:
     for kind in tracking.named:
         if not _is_installed(_MODULES[kind]):
             raise MissingExtraError(
-                f"tracking.{kind} is on, but its library is not installed", fix=(f"install mcprl[{kind}]")
+                f"tracking.{kind} is on, but its library is not installed", fix=f"install mcprl[{kind}]"
             )
 
 
