@@ -34,7 +34,9 @@ EXIT_CODES = {Fault.CONFIGURATION: 2, Fault.INFRASTRUCTURE: 3}
 # The commands in the order of `--help`, with their text there. Other help texts are in the command's module.
 SECTIONS = {
     "Prepare": {
-        "init": "Create a project that is ready to train: an MCP server in Python, tasks, a recipe, a test and a README.",
+        "init": (
+            "Create a project that is ready to train: an MCP server in Python, tasks, a recipe, a test and a README."
+        ),
         "doctor": "Check a recipe end to end (config, servers, tasks, model, sample episodes) and suggest fixes.",
         "plan": "Estimate what a run needs: time, tokens, tool calls, money and disk.",
         "parity": "Compare sampler and learner on a few short episodes.",
