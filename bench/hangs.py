@@ -32,7 +32,7 @@ import psutil
 from mcprl.config import ServerSettings
 from mcprl.errors import CallDeadlineError, InfrastructureError
 from mcprl.records import ToolCall
-from mcprl.tools import Toolbox, breaker
+from mcprl.tools import Toolbox, calls
 from servers.harness import http_spec, percentile, run_bench, say, stdio_spec
 
 DEADLINE_S = 2.0
@@ -142,7 +142,7 @@ async def watch_lag(lags: list[float]) -> None:
 
 async def measure_transport(transport: str, count: int, folder: Path) -> dict[str, Any]:
     # A server whose every tenth call hangs has streaks of failures; resting it would test the breaker instead.
-    breaker.FAILURES = 10**6
+    calls.FAILURES = 10**6
     settings = ServerSettings(call_deadline_s=DEADLINE_S)
     make_spec = stdio_spec if transport == "stdio" else http_spec
     spec = make_spec("hanging", "hanging.py", settings=settings)

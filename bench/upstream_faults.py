@@ -35,7 +35,7 @@ from mcprl.errors import (
 )
 from mcprl.records import Observation, ToolCall
 from mcprl.tools import ServerSpec, Toolbox
-from mcprl.tools.breaker import FAILURES, REST_S
+from mcprl.tools.calls import FAILURES, REST_S
 from servers.gateway import Gateway, Reply
 from servers.harness import run_bench, say
 

@@ -99,11 +99,7 @@ def evaluate(
 
 
 async def train_in(
-    config: RunConfig,
-    folder: RunFolder,
-    watcher: Watcher,
-    shutdown: Shutdown,
-    resume_point: ResumePoint | None = None,
+    config: RunConfig, folder: RunFolder, watcher: Watcher, shutdown: Shutdown, resume_point: ResumePoint | None = None
 ) -> Summary:
     """Train in a folder, with the trackers of the recipe, from the start or from a resume point.
 

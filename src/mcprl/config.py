@@ -61,7 +61,6 @@ __all__ = [
     "WorkersConfig",
 ]
 
-
 SOLUTIONS = "solutions"
 """The entry of sft.data that means the solutions of the tasks."""
 
@@ -464,7 +463,6 @@ class WarmStartConfig(Section):
 
 _Gate = Annotated[tuple[float, float], Field(description="lowest and highest ratio")]
 
-
 LOSSES = ("ppo", "gspo", "cispo")
 ADVANTAGES = ("grpo", "dr_grpo", "rloo", "gae")
 
@@ -798,7 +796,6 @@ def _http_url(value: str) -> str:
 
 
 _HttpUrl = Annotated[str, AfterValidator(_http_url)]
-
 
 _PROJECT = r"^[^/\s]+(/[^/\s]+)?$"
 

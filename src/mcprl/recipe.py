@@ -25,7 +25,6 @@ from mcprl.errors import BadValueError, ConfigFileError, ConfigurationError, Unk
 
 __all__ = ["load_recipe", "sections", "settings"]
 
-
 _BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 _NAMES: dict[object, str] = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
 
@@ -193,9 +192,7 @@ CHANGED_SETTINGS = {
     "tracking.wandb.url": "delete it, and set WANDB_BASE_URL in the environment or the key file",
 }
 
-
 _MAX_KEYS_TOLD = 20
-
 
 # The origin of each value: its path in the configuration → "file:line" or "--set key=value".
 _Places = dict[tuple[str, ...], str]
@@ -271,8 +268,7 @@ def _apply_override(data: dict[str, Any], override: str, places: _Places) -> Non
         inner: object = {} if target.get(section) is None else target[section]
         if not isinstance(inner, dict):
             raise BadValueError(
-                f"--set {override}: {section!r} is not a section",
-                fix="run `mcprl config explain` to list all sections",
+                f"--set {override}: {section!r} is not a section", fix="run `mcprl config explain` to list all sections"
             )
         target[section] = inner
         target = cast("dict[str, Any]", inner)

@@ -46,7 +46,6 @@ _HARMLESS_END = re.compile(
     r"|region|required|server|sock|timeout|ttl|type|uri|url|user|username|version"
 )
 
-
 HUB_VARIABLES = ("HF_", "HUGGING_FACE_")
 """Prefixes of the variables of the Hugging Face hub. Code that loads a model may need its token."""
 
@@ -217,11 +216,7 @@ _OTHER_RULES = (
         ),
         "[redacted key]",
     ),
-    _Rule(
-        (("akia", "asia"),),
-        re.compile(rf"A{_NOT_IN_WORD}[KS]IA[A-Z2-7]{{16}}(?![A-Za-z0-9_-])"),
-        "[redacted key]",
-    ),
+    _Rule((("akia", "asia"),), re.compile(rf"A{_NOT_IN_WORD}[KS]IA[A-Z2-7]{{16}}(?![A-Za-z0-9_-])"), "[redacted key]"),
     _Rule(
         (("eyj",),),
         re.compile(rf"e{_NOT_IN_WORD}yJ[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}}+"),

@@ -15,8 +15,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request
 __all__ = ["Visit", "dashboard", "visit"]
 
 _SERVE = (
-    "import sys, pathlib; from mcprl_dashboard.serving import serve; "
-    "serve(pathlib.Path(sys.argv[1]), open_browser=False)"
+    "import sys, pathlib; from mcprl_dashboard.app import serve; serve(pathlib.Path(sys.argv[1]), open_browser=False)"
 )
 _HURTS = ("serious", "critical")
 

@@ -24,7 +24,7 @@ from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Group, Observation, StopReason, Task, ToolCall, Trajectory, Turn
 from mcprl.runs.folder import RunFolder
 from mcprl.runs.trajectories import read_trajectories
-from mcprl.tools import ServerSpec, Toolbox, breaker, load_server_specs
+from mcprl.tools import ServerSpec, Toolbox, load_server_specs
 from mcprl.tools.cassettes.cassette import Cassette
 from step_records import step_record
 
@@ -228,7 +228,7 @@ def remains(tmp_path_factory: pytest.TempPathFactory) -> Remains:
             for name, value in IN_ENVIRONMENT.items():
                 patch.setenv(name, value)
             patch.chdir(folder)
-            patch.setattr(breaker, "FAILURES", 1000)  # every call is made, however many fail
+            patch.setattr("mcprl.tools.calls.FAILURES", 1000)  # every call is made, however many fail
             specs = {spec.name: spec for spec in load_server_specs(file, settings)}
             asyncio.run(live(specs, remains, run_folder))
     finally:

@@ -62,7 +62,7 @@ def only(found: Any) -> Any:
 
 def test_the_dashboard_shows_nothing_to_another_user_or_page(tmp_path):
     (tmp_path / "outputs").mkdir()
-    program = "import sys, pathlib; from mcprl_dashboard.serving import serve; serve(pathlib.Path(sys.argv[1]))"
+    program = "import sys, pathlib; from mcprl_dashboard.app import serve; serve(pathlib.Path(sys.argv[1]))"
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "outputs")], stdout=-1, text=True) as process:
         try:
             assert process.stdout is not None

@@ -409,12 +409,7 @@ class TurnReader:
     """Parses the turns of one model."""
 
     def __init__(
-        self,
-        renderer: Renderer,
-        tokenizer: Tokenizer,
-        family: str,
-        thinking: Thinking,
-        stop_token_ids: Sequence[int],
+        self, renderer: Renderer, tokenizer: Tokenizer, family: str, thinking: Thinking, stop_token_ids: Sequence[int]
     ) -> None:
         self._renderer = renderer
         self._tokenizer = tokenizer

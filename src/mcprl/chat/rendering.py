@@ -166,11 +166,7 @@ class RoleRenderer(ABC):
         return [("system", written_tools(system, tools, CALL_EXAMPLE)), *(said[1:] if system else said)]
 
     def render_ids(
-        self,
-        messages: Sequence[Any],
-        *,
-        tools: Sequence[Any] | None = None,
-        add_generation_prompt: bool = False,
+        self, messages: Sequence[Any], *, tools: Sequence[Any] | None = None, add_generation_prompt: bool = False
     ) -> list[int]:
         """Render a whole conversation."""
         said = self.spoken(messages, tools)
@@ -356,13 +352,7 @@ class Chat:
     """Rendering and parsing for one model. Created by `load_chat`."""
 
     def __init__(
-        self,
-        renderer: Renderer,
-        tokenizer: Tokenizer,
-        *,
-        family: str,
-        traits: Traits,
-        stop_token_ids: Sequence[int],
+        self, renderer: Renderer, tokenizer: Tokenizer, *, family: str, traits: Traits, stop_token_ids: Sequence[int]
     ) -> None:
         self._renderer = renderer
         self._traits = traits

@@ -352,6 +352,5 @@ def _comparable(call: ToolCall) -> str:
 
 def _unwritable(what: str, chat: Chat, why: str) -> BadValueError:
     return BadValueError(
-        f"{what} cannot be written as a turn of {chat.family}: {why}",
-        fix="reword the text, or remove it",
+        f"{what} cannot be written as a turn of {chat.family}: {why}", fix="reword the text, or remove it"
     )

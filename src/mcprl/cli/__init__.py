@@ -59,10 +59,7 @@ SECTIONS = {
         "tools": "List, call and pin tools.",
         "serve": "Serve tools over stdio, or over HTTP at /mcp.",
     },
-    "Reference": {
-        "config": "Look up settings.",
-        "explain": "Explain an error code: causes and fixes.",
-    },
+    "Reference": {"config": "Look up settings.", "explain": "Explain an error code: causes and fixes."},
 }
 _KNOWN = tuple(name for section in SECTIONS.values() for name in section)
 _FILES = {"try": "try_"}

@@ -15,15 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from mcprl.errors import McprlError
 
-_TYPES = {
-    "str": "TEXT",
-    "int": "N",
-    "int range": "N",
-    "float": "X",
-    "path": "PATH",
-    "file": "FILE",
-    "dir": "FOLDER",
-}
+_TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "path": "PATH", "file": "FILE", "dir": "FOLDER"}
 _TYPE = re.compile(r"<([^<>]+)>")
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich.console import Console
@@ -35,7 +34,6 @@ from mcprl.verdicts import Severity, Verdict
 
 if TYPE_CHECKING:
     from mcprl.runs.summary import SuccessMetric, Summary
-
 
 COLUMNS = ("step", "reward", "success", "valid calls", "KL", "ratio", "lost", "tokens/s", "step time", "ETA", "health")
 SFT_COLUMNS = ("step", "loss", "validation loss", "success", "valid calls", "step time", "ETA", "health")
@@ -190,9 +188,7 @@ class TrainingConsole:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._progress.stop()
         if self._log is not None:
             if kind is not None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ExaminationStatus", "command", "print_closing", "print_finding"]
 
-
 _MARKS = {Severity.OK: "✓", Severity.WARN: "!", Severity.BAD: "✗", None: "–"}
 _NAME_WIDTH = 18
 

@@ -38,8 +38,7 @@ def command(
         int | None, typer.Option("--workers", min=0, help="Ray workers; 0: none; default: as in the recipe.")
     ] = None,
     run: Annotated[
-        Path | None,
-        typer.Option("--run", help="Folder of an earlier run: use its measured speed and episode sizes."),
+        Path | None, typer.Option("--run", help="Folder of an earlier run: use its measured speed and episode sizes.")
     ] = None,
     assume: Annotated[list[str] | None, typer.Option("--assume", metavar="FIGURE=NUMBER", help=_ASSUME_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,

@@ -68,9 +68,7 @@ def read_typed(line: str, tools: Mapping[str, Mapping[str, Any]], next_line: Cal
     if text.startswith(("{", "[")):
         return Typed(calls=_calls_of_json(text))
     if word not in tools:
-        raise TypingError(
-            f"there is no tool {word!r}{did_you_mean(word, tools)}; finish with: {_ANSWER} YOUR ANSWER",
-        )
+        raise TypingError(f"there is no tool {word!r}{did_you_mean(word, tools)}; finish with: {_ANSWER} YOUR ANSWER")
     try:
         words = shlex.split(rest)
     except ValueError as error:

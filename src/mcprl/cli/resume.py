@@ -48,8 +48,7 @@ def command(
     run: Annotated[Path, typer.Argument(help="Folder of the run, such as outputs/hello-cpu.")],
     overrides: Overrides = None,
     from_step: Annotated[
-        int | None,
-        typer.Option("--from", help="Resume from the checkpoint of this step and discard later ones."),
+        int | None, typer.Option("--from", help="Resume from the checkpoint of this step and discard later ones.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print where the run would resume, then exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,

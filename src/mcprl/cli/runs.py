@@ -17,15 +17,7 @@ from rich.text import Text
 
 from mcprl.cli.commands import Commands
 from mcprl.cli.options import AsJson
-from mcprl.cli.printing import (
-    duration,
-    facts_table,
-    plain_table,
-    print_json,
-    try_command,
-    verdict_text,
-    words,
-)
+from mcprl.cli.printing import duration, facts_table, plain_table, print_json, try_command, verdict_text, words
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -53,9 +53,7 @@ class StageConsole:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def stage(self, text: str) -> None:

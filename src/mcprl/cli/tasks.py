@@ -217,8 +217,7 @@ def validate_tasks(
         typer.Option("--servers", help="mcpServers file; default: the offline market servers that mcprl ships."),
     ] = None,
     recipe: Annotated[
-        Path | None,
-        typer.Option("--recipe", help="Recipe whose servers, limits and rewards are used for the check."),
+        Path | None, typer.Option("--recipe", help="Recipe whose servers, limits and rewards are used for the check.")
     ] = None,
     gold: Annotated[
         bool, typer.Option("--gold", help="Run each task's solution on the servers and print its reward.")

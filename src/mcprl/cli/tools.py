@@ -305,7 +305,7 @@ async def _call(servers: ServersConfig, name: str, texts: dict[str, str]) -> tup
     from mcprl.config import ServerSettings
     from mcprl.records import ToolCall
     from mcprl.tasks.validation import check_call
-    from mcprl.tools.names import resolve_arguments, resolve_tool
+    from mcprl.tools.catalog import resolve_arguments, resolve_tool
 
     async with _open(servers, then=f"calling {name}") as toolbox:
         catalog = toolbox.catalog

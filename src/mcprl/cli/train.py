@@ -18,12 +18,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved conf
 Debug = Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)]
 
 
-def command(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    dry_run: DryRun = False,
-    debug: Debug = False,
-) -> None:
+def command(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False, debug: Debug = False) -> None:
     """Train a model with a recipe; the run's folder holds the adapter, the metrics and every trajectory.
 
     Ctrl-C or SIGTERM stops the run so that `mcprl resume` can continue it; a second one stops it at once.

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "print_transcript"]
 
-
 _LABEL_WIDTH = 18
 _MIN_WIDTH = 20
 

@@ -2,14 +2,7 @@
 
 from mcprl.episodes.collector import Collector, RunsEpisodes, episode_metrics
 from mcprl.episodes.demonstrations import Demonstrator, Trial, play, play_gold, require_solutions
-from mcprl.episodes.environment import (
-    Action,
-    Environment,
-    StepResult,
-    require_grammar,
-    require_tools,
-    require_worlds,
-)
+from mcprl.episodes.environment import Action, Environment, StepResult, require_grammar, require_tools, require_worlds
 from mcprl.episodes.judge import Judge
 from mcprl.episodes.loop import EpisodeRunner
 from mcprl.episodes.rewards import require_judge, require_scorable, succeeded

@@ -89,10 +89,7 @@ def render_chat(
         ids = writer.write(prompt_ids, exchange.text, exchange.calls, specs)
         nowhere = (False,) * len(ids)
         written = Completion(
-            token_ids=ids,
-            logprobs=(0.0,) * len(ids),
-            finish=FinishReason.STOP,
-            weights_versions=(0,) * len(ids),
+            token_ids=ids, logprobs=(0.0,) * len(ids), finish=FinishReason.STOP, weights_versions=(0,) * len(ids)
         )
         columns.add_turn(written, place, forced=nowhere, fixed=nowhere)
         text = chat.parse(prompt_ids, ids, specs).text

@@ -253,8 +253,7 @@ def _require_success(task: Task, trajectory: Trajectory, what: str, max_turns: i
         )
     if trajectory.stop is StopReason.CONTEXT_LIMIT:
         raise BadValueError(
-            f"{what} is longer than model.context_tokens",
-            fix="raise model.context_tokens, or shorten the solution",
+            f"{what} is longer than model.context_tokens", fix="raise model.context_tokens, or shorten the solution"
         )
     if trajectory.stop is StopReason.TURN_LIMIT:
         raise _too_many_turns(what, max_turns)

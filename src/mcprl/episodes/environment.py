@@ -324,12 +324,7 @@ class Environment:
         if self._functions is not None:
             parts = score(self._task.goal, turns, answer, stop, weights=self._rewards, state=state, graded=graded)
             view = EpisodeView(
-                task=self._task,
-                turns=tuple(turns),
-                answer=answer,
-                stop=stop,
-                parts=parts,
-                probing=self._access.probe,
+                task=self._task, turns=tuple(turns), answer=answer, stop=stop, parts=parts, probing=self._access.probe
             )
             return {**graded, **await self._functions.grade(view)}
         return graded

@@ -27,7 +27,6 @@ from mcprl.tools.cache import Flights
 
 _NAMES: Final = SettingNames("the judge", "rewards.judge.url", "rewards.judge.model", "rewards.judge.key_env")
 
-
 _DEADLINE_S: Final = 60.0  # per grade
 _HIGHEST: Final = 10
 _MAX_QUOTED_CHARS: Final = 20_000

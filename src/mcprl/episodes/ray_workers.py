@@ -554,10 +554,7 @@ def _connect(config: RunConfig, folder: Path) -> bool:
     }
     try:
         ray.init(
-            address=address or "local",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **({} if address else own),
+            address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else own)
         )
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise WorkersStartError(

@@ -71,7 +71,7 @@ def comparison_report(comparison: Comparison) -> Report:
     """Make the report of a comparison of two existing evaluations."""
     before, after = _line(comparison.before_name), _line(comparison.after_name)
     return Report(
-        title=(f"{after} compared with {before}"),
+        title=f"{after} compared with {before}",
         about=(comparison.verdict,),
         tables=tuple(_comparison_tables(comparison)),
     )
@@ -162,9 +162,9 @@ def _comparison_tables(comparison: Comparison) -> list[ReportTable]:
     parts = [(_line(name), part) for name, part in comparison.categories.items()] if comparison.categories else []
     rows = [*(parts if len(parts) > 1 else ()), ("all", comparison)]
     skipped = (
-        (f"; skipped {len(comparison.left_out)} tasks that are in only one of the evaluations")
+        f"; skipped {len(comparison.left_out)} tasks that are in only one of the evaluations"
         if comparison.left_out
-        else ("")
+        else ""
     )
     settings = [tuple(map(_line, (name, *values))) for name, values in comparison.other_settings.items()]
     tables = [

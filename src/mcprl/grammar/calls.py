@@ -39,7 +39,6 @@ from mcprl.grammar.schemas import rewrite
 
 __all__ = ["make_grammar"]
 
-
 Format = dict[str, Any]
 Schema = Mapping[str, Any]
 
@@ -107,7 +106,7 @@ class FieldArguments:
             return self.text, None
         if "pattern" not in held:
             return self.text, next(iter(schema))
-        if _is_only_counted(schema):
+        if schema.keys().isdisjoint(("pattern", "$ref", "allOf", "anyOf", "oneOf")):
             return _counted(schema), None
         unstable = _writes_space(read_pattern(held["pattern"]))
         return {"type": "regex", "pattern": held["pattern"]}, "pattern" if unstable else None
@@ -117,10 +116,6 @@ def _target(held: Schema, definitions: Mapping[str, Schema]) -> Schema:
     while "$ref" in held:
         held = definitions[held["$ref"].removeprefix("#/$defs/")]
     return held
-
-
-def _is_only_counted(schema: Schema) -> bool:
-    return schema.keys().isdisjoint(("pattern", "$ref", "allOf", "anyOf", "oneOf"))
 
 
 def _counted(schema: Schema) -> Format:

@@ -249,7 +249,7 @@ class _Vocabulary:
         if byte not in self._others:
             other = self._first_byte != byte
             other[len(self.texts) :] = False
-            self._others[byte] = torch.from_numpy(np.packbits(other, bitorder=("little")).view(np.int32))  # pyright: ignore[reportUnknownMemberType]
+            self._others[byte] = torch.from_numpy(np.packbits(other, bitorder="little").view(np.int32))  # pyright: ignore[reportUnknownMemberType]
         return self._others[byte]
 
 

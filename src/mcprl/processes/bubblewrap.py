@@ -1,8 +1,13 @@
-"""Code for all programs that run in bubblewrap: finding `bwrap`, namespaces, and the fix if the kernel refuses."""
+"""Code for all programs that run in bubblewrap: finding it, its namespaces, and seccomp filters."""
 
 from __future__ import annotations
 
+import errno
 import shutil
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from mcprl.errors import SandboxMissingError
 
@@ -24,3 +29,75 @@ def find_bubblewrap(sandbox: str, otherwise: str) -> str:
             fix=f"apt-get install bubblewrap, or {otherwise}",
         )
     return path
+
+
+MACHINES: Final[tuple[str, ...]] = ("x86_64", "aarch64")
+_AUDIT_ARCHITECTURE: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT: Final = 0x40000000
+
+
+class Operation:
+    """The instruction codes of classic BPF, from <linux/filter.h>."""
+
+    LOAD, AND, RETURN = 0x20, 0x54, 0x06
+    EQUAL, AT_LEAST, ANY_BIT = 0x15, 0x35, 0x45
+
+
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET = 0, 4  # in `struct seccomp_data`
+
+_KILL_PROCESS: Final = 0x80000000
+ALLOW: Final = 0x7FFF0000
+ERRNO: Final = 0x00050000
+DENY: Final = ERRNO | errno.EPERM
+
+# Name, number on x86_64, number on aarch64. Keyrings are shared by all processes of a user. The other calls had most of
+# the security holes of the kernel, and programs can do without them.
+_DENIED: Final = """
+add_key 248 217, request_key 249 218, keyctl 250 219, perf_event_open 298 241, bpf 321 280, userfaultfd 323 282,
+io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction of a filter. A jump has the number of instructions to skip if its condition is true, or false.
+
+    Instruction(Operation.EQUAL, 39, 0, 1)     # if it is 39, continue; else skip the next instruction
+    """
+
+    code: int
+    value: int
+    if_true: int = 0
+    if_false: int = 0
+
+
+def numbers(table: str, machine: str) -> dict[str, int]:
+    """Return the numbers of system calls on a machine, from a table with a number or a dash for each of MACHINES."""
+    column = 1 + MACHINES.index(machine)
+    rows = (entry.split() for entry in table.replace("\n", " ").split(","))
+    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
+
+
+def filter_head(machine: str) -> list[Instruction]:
+    """Return instructions that reject system calls of other architectures, then load the number of the call."""
+    return [
+        Instruction(Operation.LOAD, _ARCHITECTURE_OFFSET),
+        Instruction(Operation.EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0),
+        Instruction(Operation.RETURN, _KILL_PROCESS),
+        Instruction(Operation.LOAD, _NUMBER_OFFSET),
+        Instruction(Operation.AT_LEAST, _X32_BIT, 0, 1),
+        Instruction(Operation.RETURN, DENY),
+    ]
+
+
+def assembled(program: Sequence[Instruction]) -> bytes:
+    """Return the program as the array of `struct sock_filter` that the kernel takes."""
+    return b"".join(struct.pack("=HBBI", i.code, i.if_true, i.if_false, i.value) for i in program)
+
+
+def denying_filter(machine: str) -> bytes:
+    """Return a filter for programs of others. It denies a few calls that no server needs, and allows all others."""
+    program = filter_head(machine)
+    for number in numbers(_DENIED, machine).values():
+        program += [Instruction(Operation.EQUAL, number, 0, 1), Instruction(Operation.RETURN, DENY)]
+    return assembled([*program, Instruction(Operation.RETURN, ALLOW)])

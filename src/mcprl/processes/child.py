@@ -114,7 +114,7 @@ class CleanedLog:
         except OSError as error:
             self._is_full = True
             _logger.warning(
-                ("the log %s cannot be written, so the rest of the output is dropped: %s"), self._file.name, error
+                "the log %s cannot be written, so the rest of the output is dropped: %s", self._file.name, error
             )
 
 

@@ -330,7 +330,7 @@ def _read_manifest(folder: Path, step: int) -> dict[str, Any] | Damaged:
         return Damaged(path=folder, why=f"{_MANIFEST} does not match its checksum")
     if content["format"] != _FORMAT:
         return Damaged(
-            path=folder, why=(f"has format {content['format']}, but this version of mcprl reads format {_FORMAT}")
+            path=folder, why=f"has format {content['format']}, but this version of mcprl reads format {_FORMAT}"
         )
     if content["step"] != step:
         return Damaged(path=folder, why=f"contains step {content['step']}: the folder was renamed or copied")

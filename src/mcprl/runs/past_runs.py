@@ -172,7 +172,7 @@ def read_run(path: Path) -> PastRun:
         fact = f"the folder {path} is not a run" if path.is_dir() else f"there is no run {path}"
         raise NoRunError(
             f"{fact}{did_you_mean(path.name, others)}",
-            fix=(f"choose one of the runs that `mcprl runs list {parent}` shows"),
+            fix=f"choose one of the runs that `mcprl runs list {parent}` shows",
         )
     read: dict[str, Any] = {}
     why, ended, reason = "", RunStatus.INTERRUPTED, _NO_RECORD
@@ -201,14 +201,7 @@ def read_run(path: Path) -> PastRun:
     else:
         state, why = ended, reason
     return PastRun(
-        path=path,
-        state=state,
-        started=_started(path, changed),
-        changed=changed,
-        files=files,
-        pid=pid,
-        why=why,
-        **read,
+        path=path, state=state, started=_started(path, changed), changed=changed, files=files, pid=pid, why=why, **read
     )
 
 

@@ -338,6 +338,6 @@ def _chosen(checkpoints: Checkpoints, step: int) -> Checkpoint:
     found = checkpoints.verify(step)
     if isinstance(found, Damaged):
         raise NoCheckpointError(
-            f"the checkpoint of step {step} is damaged: {found.why}", fix=("choose another checkpoint")
+            f"the checkpoint of step {step} is damaged: {found.why}", fix="choose another checkpoint"
         )
     return found

@@ -31,7 +31,6 @@ __all__ = [
     "write_project",
 ]
 
-
 TEMPLATE = Path(__file__).parent / "template"
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"

@@ -48,7 +48,7 @@ from mcprl.tools.cassettes.recordings import (
     rows_of,
     tools_in_prompt,
 )
-from mcprl.tools.names import resolve_arguments
+from mcprl.tools.catalog import resolve_arguments
 
 _STAND_INS: Final = ("fmp", "polygon", "tavily", "slack", "python")
 _WORLD: Final = 7
@@ -58,7 +58,6 @@ _VALIDATION = re.compile(r"(?i)(?:^|[^a-z])(?:validation|valid|val|dev|test|eval
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _FILES: Final = {"train": "tasks.jsonl", "validation": "validation.jsonl"}
 _HELD_OUT = 5  # without a file of validation tasks, every fifth task is used for validation
-
 
 RECORDED, STAND_IN, NOWHERE = "recorded", "stand-in", "nothing: not offered"
 

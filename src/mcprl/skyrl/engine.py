@@ -197,11 +197,7 @@ class SkyrlEngine:
                 fix="report this bug in mcprl",
             )
         drawn = await self._asked.sample(
-            self._sampler,
-            prompt_ids,
-            max_tokens=max_tokens,
-            stop_token_ids=stop_token_ids,
-            seed=seed & _SEED_MASK,
+            self._sampler, prompt_ids, max_tokens=max_tokens, stop_token_ids=stop_token_ids, seed=seed & _SEED_MASK
         )
         return drawn, version
 
@@ -264,11 +260,7 @@ class SkyrlEngine:
             )
             url, key = self._server.url, self._server.key
         self._client = await SkyrlClient.connect(
-            url,
-            key=key,
-            hosted=skyrl.backend == "hosted",
-            deadline_s=_REQUEST_S,
-            ended=self._end_of_server,
+            url, key=key, hosted=skyrl.backend == "hosted", deadline_s=_REQUEST_S, ended=self._end_of_server
         )
 
     async def _end_of_server(self) -> None:

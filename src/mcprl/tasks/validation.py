@@ -85,7 +85,7 @@ def _check_arguments(tool: OfferedTool, arguments: Mapping[str, Any], *, partial
     takes_others = tool.parameters.get("additionalProperties", False) is not False
     unknown = [name for name in arguments if name not in properties and not takes_others]
     problems = [f"has no argument {name!r}" for name in unknown] + [
-        (f"is missing the argument {name!r}") for name in missing
+        f"is missing the argument {name!r}" for name in missing
     ]
     free = {name: properties[name] for name in properties if name not in arguments}
     meant = _pair({name: arguments[name] for name in unknown}, free, missing)
@@ -173,12 +173,7 @@ def drift_of(recorded: Iterable[RecordedCall], tools: ToolsByName) -> Iterator[D
             check = check_call(call.name, call.arguments, tools)
         if check.problems:
             yield DriftedCall(
-                row=row,
-                part=part,
-                message=message,
-                tool=call.name,
-                problems=check.problems,
-                aliases=check.aliases,
+                row=row, part=part, message=message, tool=call.name, problems=check.problems, aliases=check.aliases
             )
 
 

@@ -46,8 +46,7 @@ def _read(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise MissingKeyError(
-            f"the env file {path} cannot be read: {problem}",
-            fix="write NAME=value lines into it, or delete it",
+            f"the env file {path} cannot be read: {problem}", fix="write NAME=value lines into it, or delete it"
         ) from None
     keys: dict[str, str] = {}
     for binding in parse_stream(io.StringIO(text)):

@@ -30,8 +30,7 @@ from mcprl.tools.specs import load_specs
 class Budget:
     """Counts each call sent to a server. Refuses a call that would exceed a limit.
 
-    Money is counted in decimal, as in the configuration: three calls at 0.1 cost 0.3, not
-    0.30000000000000004.
+    Money is counted in decimal, as in the configuration: three calls at 0.1 cost 0.3, not 0.30000000000000004.
     """
 
     def __init__(self, server: str, settings: BudgetSettings, earlier_calls: int = 0) -> None:

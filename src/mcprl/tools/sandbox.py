@@ -20,8 +20,14 @@ from pathlib import Path
 from mcprl.config import SandboxSettings
 from mcprl.errors import SandboxMissingError, ServerFileError
 from mcprl.processes import CHILD_MARK, OWNER_MARK
-from mcprl.processes.bubblewrap import ALLOW_NAMESPACES, NAMESPACES, NO_NETWORK, find_bubblewrap
-from mcprl.processes.seccomp import MACHINES, denying_filter
+from mcprl.processes.bubblewrap import (
+    ALLOW_NAMESPACES,
+    MACHINES,
+    NAMESPACES,
+    NO_NETWORK,
+    denying_filter,
+    find_bubblewrap,
+)
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
 # Not all of /etc, because root can read its passwords and private keys.
@@ -206,6 +212,5 @@ def _probe() -> None:
         problem = str(error)
     if problem is not None:
         raise SandboxMissingError(
-            f"this machine cannot run a server in a sandbox: {problem}",
-            fix=f"{ALLOW_NAMESPACES}, or {_OTHERWISE}",
+            f"this machine cannot run a server in a sandbox: {problem}", fix=f"{ALLOW_NAMESPACES}, or {_OTHERWISE}"
         )

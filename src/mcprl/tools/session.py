@@ -23,13 +23,7 @@ from mcp import Client, MCPError
 from mcp.client.session import IncomingMessage
 from mcp.client.stdio import get_default_environment
 from mcp.client.subscriptions import SubscriptionLost
-from mcp_types import (
-    CallToolResult,
-    PromptReference,
-    ResourceTemplateReference,
-    Tool,
-    ToolListChangedNotification,
-)
+from mcp_types import CallToolResult, PromptReference, ResourceTemplateReference, Tool, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcprl.bounds import MAX_DEPTH, MAX_LISTING_BYTES, OverLimitError, measure

@@ -213,10 +213,7 @@ def _make_spec(path: Path, name: str, fields: Mapping[str, Any], settings: Serve
     entry = _validated(path, name, _UrlEntry, fields)
     if settings.sandbox is not None:
         _reject(
-            path,
-            name,
-            "has a 'url' and also settings.sandbox",
-            "start the server with 'command', or remove 'sandbox'",
+            path, name, "has a 'url' and also settings.sandbox", "start the server with 'command', or remove 'sandbox'"
         )
     _check_url(path, name, entry.url, settings.start)
     if "env" in fields and not settings.start:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from mcprl.config import RunConfig, TrackingConfig
@@ -224,7 +223,6 @@ _NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "opent
 }
 _REMEDY = {"wandb": "; to send the rest, run `wandb sync` on the run's wandb folder"}
 
-
 # Tracker → the module that it needs, from the extra of the same name.
 _MODULES = {
     "wandb": "wandb",
@@ -318,9 +316,7 @@ class Trackers:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _put(self, make: Callable[[], Report]) -> None:
@@ -333,7 +329,7 @@ def require_trackers(tracking: TrackingConfig) -> None:
     for kind in tracking.named:
         if not _is_installed(_MODULES[kind]):
             raise MissingExtraError(
-                f"tracking.{kind} is on, but its library is not installed", fix=(f"install mcprl[{kind}]")
+                f"tracking.{kind} is on, but its library is not installed", fix=f"install mcprl[{kind}]"
             )
 
 

@@ -62,7 +62,6 @@ KINDS: Mapping[str, Callable[[RunStarted, StatusWriter], Tracker]] = {
     "tracker": _own_tracker,
 }
 
-
 _MAX_CHARS = 300
 
 

@@ -201,7 +201,7 @@ def _report_of_call(call: ToolCall, seen: Observation | None) -> CallReport:
     name = _text(call.name)
     if seen is None:
         return CallReport(
-            tool=name, arguments=_json(call.arguments), problem=("the episode ended before the call was answered")
+            tool=name, arguments=_json(call.arguments), problem="the episode ended before the call was answered"
         )
     cause = seen.source if seen.fault is None else seen.fault
     return CallReport(

@@ -242,7 +242,7 @@ def _require_same_tokens(folder: Path, config: RunConfig) -> None:
     """Raise unless a run rendered its episodes as this run does: same tokenizer, same format."""
     if not (folder / "config.yaml").is_file():
         raise NoRunError(
-            f"{folder} in sft.data is not the folder of a run: it has no config.yaml", fix=("use the folder of a run")
+            f"{folder} in sft.data is not the folder of a run: it has no config.yaml", fix="use the folder of a run"
         )
     other, own = load_recipe(folder / "config.yaml").model, config.model
     tokenizers = [Path(model.path) / "tokenizer.json" for model in (other, own)]

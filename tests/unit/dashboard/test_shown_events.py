@@ -19,7 +19,7 @@ from mcprl.errors import BadValueError
 from mcprl.runs.folder import RunStopped
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.tools.stats import ServerStats, ToolStats, stats_document, write_stats
-from mcprl_dashboard.serving import serve
+from mcprl_dashboard.app import serve
 
 COMMAND = "import typer; from mcprl_dashboard.commands import command; typer.run(command)"
 

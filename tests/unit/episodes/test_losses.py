@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from staged_episodes import call, made_group, made_trajectory, made_turn, make_config
 
 from mcprl.checks.health import Health
-from mcprl.episodes.losses import Correlation, LossLedger, fisher_p
+from mcprl.checks.health.view import Correlation, LossLedger, fisher_p
 from mcprl.records import LostEpisode, StopReason, ToolCall
 from mcprl.verdicts import Severity
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.server.mcpserver.exceptions import ToolError
 
+from mcprl_market.python.programs import json_value, read_json
 from mcprl_market.python.server import (
     MAX_KEYS,
     MAX_STEPS,
@@ -17,7 +18,6 @@ from mcprl_market.python.server import (
     EpisodeContext,
     steps_of,
 )
-from mcprl_market.python.values import json_value, read_json
 from mcprl_market.python.worker import MAX_DEPTH
 
 json_values = st.recursive(

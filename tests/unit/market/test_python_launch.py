@@ -12,10 +12,9 @@ import pytest
 from python_programs import needs_bubblewrap, program, sandboxed
 
 from mcprl.errors import ConfigurationError, MissingExtraError, SandboxMissingError
-from mcprl_market.python import launch, runtime
-from mcprl_market.python.launch import Kind, Launch, choose_launch
+from mcprl_market.python import launch
+from mcprl_market.python.launch import Kind, Launch, choose_launch, find_runtime
 from mcprl_market.python.programs import Limits, Ran
-from mcprl_market.python.runtime import find_runtime
 from mcprl_market.python.sandbox import Sandbox
 from mcprl_market.python.server import make_server
 
@@ -59,9 +58,9 @@ def test_a_machine_without_a_filter_is_refused_by_name(system, machine, monkeypa
 
 
 def test_a_missing_package_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(runtime, "_OFFERED", ("numpy", "no-such-package"))
+    monkeypatch.setattr(launch, "_OFFERED", ("numpy", "no-such-package"))
     with pytest.raises(MissingExtraError, match="no-such-package is not installed"):
-        runtime.package_folders()
+        launch.package_folders()
 
 
 @pytest.mark.process
@@ -124,6 +123,6 @@ def test_a_kind_of_worker_imports_beforehand_and_nothing_more():
 @needs_bubblewrap
 def test_a_compiled_worker_that_is_older_than_its_source_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "worker.pyc").write_bytes(bytes(100))
-    monkeypatch.setattr(runtime.worker_module, "__cached__", str(tmp_path / "worker.pyc"))
+    monkeypatch.setattr(launch.worker_module, "__cached__", str(tmp_path / "worker.pyc"))
     found = find_runtime.__wrapped__()
-    assert found.shown[found.worker] == Path(runtime.worker_module.__file__)
+    assert found.shown[found.worker] == Path(launch.worker_module.__file__)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.processes.seccomp import MACHINES
+from mcprl.processes.bubblewrap import MACHINES
 from mcprl_market.python.seccomp import SYSTEM_CALLS, make_filter
 
 ALLOW, DENY, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000

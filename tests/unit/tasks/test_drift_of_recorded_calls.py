@@ -18,7 +18,7 @@ from mcprl.config import ServerSettings
 from mcprl.conversations import calls_in
 from mcprl.tasks import read_task_file
 from mcprl.tasks.validation import alias_settings, check_call, validate
-from mcprl.tools.names import resolve_arguments, resolve_tool
+from mcprl.tools.catalog import resolve_arguments, resolve_tool
 from shipped_tools import CONTRACT, SHIPPED_TOOLS
 
 DATA = Path(__file__).parents[4] / "shared" / "data"

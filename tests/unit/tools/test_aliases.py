@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcprl.tools.names import resolve_arguments, resolve_tool
+from mcprl.tools.catalog import resolve_arguments, resolve_tool
 
 BOTH_WAYS = {"ticker": "symbol", "symbol": "ticker"}
 

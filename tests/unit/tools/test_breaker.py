@@ -14,7 +14,7 @@ from mcprl.errors import (
     ServerFaultError,
     ServerLostError,
 )
-from mcprl.tools.breaker import FAILURES, REST_S, Breaker
+from mcprl.tools.calls import FAILURES, REST_S, Breaker
 
 PATIENT = 1000.0
 

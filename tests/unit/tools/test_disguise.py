@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from mcprl.config import ErrorRule
 from mcprl.errors import Fault
-from mcprl.tools.names import SEARCHED_CHARS, recognise
+from mcprl.tools.catalog import SEARCHED_CHARS, recognise
 from processor_time import least_s
 
 RULES = (

@@ -3,7 +3,7 @@
 
 import pytest
 
-from mcprl.tools.names import is_offered, matches
+from mcprl.tools.catalog import is_offered, matches
 
 
 @pytest.mark.parametrize(

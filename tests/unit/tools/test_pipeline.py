@@ -30,7 +30,7 @@ from mcprl.tools import (
     load_specs,
     open_toolbox,
 )
-from mcprl.tools.breaker import FAILURES
+from mcprl.tools.calls import FAILURES
 from mcprl.tools.connection import Answer, ServerConnection
 from mcprl.tools.stats import merge_stats
 

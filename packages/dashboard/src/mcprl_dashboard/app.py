@@ -1,17 +1,24 @@
-"""The routes of the dashboard. Threads read the files and query the index."""
+"""The dashboard's server and its routes. Threads read the files and query the index."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import secrets
+import socket
+import sys
 import time
+import webbrowser
 from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -21,7 +28,8 @@ from starlette.responses import FileResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcprl.errors import McprlError
+from mcprl.errors import BadValueError, McprlError
+from mcprl.processes import private_folder
 from mcprl_dashboard.answers import Answer, Refusal
 from mcprl_dashboard.episode_details import TokenNoteFiles, course_of_task, episode_details, episode_tokens
 from mcprl_dashboard.open_run import OpenRun, RunList
@@ -182,9 +190,7 @@ def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
 
     app = Starlette(
         routes=routes,
-        middleware=[
-            Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION),
-        ],
+        middleware=[Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION)],
         exception_handlers={Refusal: _refuse, McprlError: _report, 404: _unknown_address},
         lifespan=lifespan,
     )
@@ -251,9 +257,7 @@ def _tools(run: OpenRun, _: Request) -> dict[str, Any]:
 def _ratios(run: OpenRun, request: Request) -> dict[str, Any]:
     bounds = run.bounds()
     return TokenNoteFiles(run.path).histogram(
-        OfStep.of(request.query_params).step,
-        clip_low=bounds["clip_low"] or 0.0,
-        clip_high=bounds["clip_high"] or 0.0,
+        OfStep.of(request.query_params).step, clip_low=bounds["clip_low"] or 0.0, clip_high=bounds["clip_high"] or 0.0
     )
 
 
@@ -293,3 +297,69 @@ def _report(_: Request, error: Exception) -> Response:
 
 def _unknown_address(_: Request, _error: Exception) -> Response:
     return Refusal(404, "no-page", "this page does not exist", "start at the list of runs").answer()
+
+
+_LOOPBACK = "127.0.0.1"
+_CLOSING_S = 2
+
+
+def serve(folder: Path, *, port: int = 0, open_browser: bool = True) -> None:
+    """Show the runs of a folder, or a single run, at a link that is printed. Port 0 means any free port.
+
+    The link has a token that is new at each start. Requests without it are rejected.
+    """
+    runs, token = RunList(folder), secrets.token_urlsafe()
+    with ExitStack() as stack:
+        listening = stack.enter_context(_listen(port))
+        address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}/?token={token}"
+        print(f"mcprl dashboard: {folder} at {address}  (press Ctrl-C to stop)", flush=True)
+        if open_browser and _has_display():
+            # Other users can read the command line of the browser, but not this file.
+            page = stack.enter_context(private_folder()) / "dashboard.html"
+            page.write_text(f'<meta http-equiv="refresh" content="0; url={address}">\n')
+            webbrowser.open(page.as_uri())
+        asyncio.run(_serve(runs, listening, token))
+
+
+async def _serve(runs: RunList, listening: socket.socket, token: str) -> None:
+    closing = asyncio.Event()
+    config = uvicorn.Config(
+        make_app(runs, closing, token=token),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_CLOSING_S,
+    )
+    await _Server(config, closing).serve(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that ends the event streams first when it stops, because uvicorn would wait for them forever."""
+
+    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
+        super().__init__(config)
+        self._closing = closing
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._loop.call_soon_threadsafe(self._closing.set)
+        super().handle_exit(sig, frame)
+
+
+def _listen(port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((_LOOPBACK, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise BadValueError(
+            f"port {port} of {_LOOPBACK} cannot be used: {error}",
+            fix="choose another --port, or omit it to use a free one",
+        ) from error
+    return listening
+
+
+def _has_display() -> bool:
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

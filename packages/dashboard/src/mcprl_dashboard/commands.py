@@ -16,7 +16,7 @@ def command(
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, if available.")] = True,
 ) -> None:
     """Show runs in a browser: curves, health, tools, and every episode. Only this machine can reach it."""
-    from mcprl_dashboard.serving import serve
+    from mcprl_dashboard.app import serve
 
     try:
         serve(folder, port=port, open_browser=open_browser)

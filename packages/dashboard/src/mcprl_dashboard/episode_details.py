@@ -10,10 +10,10 @@ from typing import Any, cast
 import duckdb
 
 from mcprl_dashboard.answers import Refusal, level
+from mcprl_dashboard.episode_index import DATABASE_SETTINGS
 from mcprl_dashboard.line_files import step_files
 from mcprl_dashboard.open_run import OpenRun
 from mcprl_dashboard.questions import EpisodeKey
-from mcprl_dashboard.shared_database import DATABASE_SETTINGS
 
 _BINS = 64
 _LEAST_REACH, _REACH_IN_CLIPS = 0.4, 3.0

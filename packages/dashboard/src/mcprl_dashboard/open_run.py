@@ -22,9 +22,8 @@ from mcprl.runs.past_runs import PastRun, RunStatus, is_run, read_run
 from mcprl.secrets import SECRETS
 from mcprl.tasks import load_preamble, load_tasks
 from mcprl_dashboard.answers import Refusal, level
-from mcprl_dashboard.episode_index import CLOSE_S, EpisodeIndex
+from mcprl_dashboard.episode_index import CLOSE_S, EpisodeIndex, closed
 from mcprl_dashboard.line_files import JsonLines, file_signature
-from mcprl_dashboard.shared_database import closed
 
 
 class TaskPrompts:

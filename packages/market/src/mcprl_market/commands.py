@@ -33,9 +33,7 @@ def slack(
     world: _World = None,
     post_for_real: Annotated[
         bool,
-        typer.Option(
-            "--post-for-real", help=("Post messages to Slack; without this option they stay in their episode.")
-        ),
+        typer.Option("--post-for-real", help="Post messages to Slack; without this option they stay in their episode."),
     ] = False,
     http: Http = False,
     port: Port = 8000,
@@ -74,12 +72,12 @@ def generate(
     ] = None,
     distractors: Annotated[
         int,
-        typer.Option("--distractors", min=0, help=("Number of tools to offer in addition to those that a task needs.")),
+        typer.Option("--distractors", min=0, help="Number of tools to offer in addition to those that a task needs."),
     ] = 3,
     seed: Annotated[
         int,
         typer.Option(
-            "--seed", help=("Seed of the questions; a different seed gives different questions about the same world.")
+            "--seed", help="Seed of the questions; a different seed gives different questions about the same world."
         ),
     ] = 0,
 ) -> None:

@@ -423,9 +423,7 @@ class _Tools:
         return answer({"quotes": quotes}, movers_text("Top Market Losers", quotes))
 
     async def fmp_search_ticker(
-        self,
-        query: Annotated[str, Field(description="Company name or symbol, or part of it")],
-        limit: _MaxMatches = 10,
+        self, query: Annotated[str, Field(description="Company name or symbol, or part of it")], limit: _MaxMatches = 10
     ) -> Annotated[CallToolResult, Matches]:
         """Find ticker symbols of companies."""
         query = query.strip()

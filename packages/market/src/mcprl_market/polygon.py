@@ -113,9 +113,7 @@ class LivePolygon:
         if session == "extended-hours":
             session = "pre-market" if found.flag("earlyHours") else "after-hours"
         return MarketStatus(
-            now=_moment(found, "serverTime"),
-            session=session,
-            exchanges=tuple(found.texts_by_name("exchanges").items()),
+            now=_moment(found, "serverTime"), session=session, exchanges=tuple(found.texts_by_name("exchanges").items())
         )
 
     async def _ask(self, where: str, path: str, params: Mapping[str, str | int] | None = None) -> JsonFields | None:
@@ -370,9 +368,7 @@ class _Tools:
         return answer(series, bars_text(ticker, start, end, step, bars))
 
     async def polygon_get_news(
-        self,
-        ticker: _Ticker,
-        limit: Annotated[int, Field(ge=1, le=50, description="How many at most")] = 10,
+        self, ticker: _Ticker, limit: Annotated[int, Field(ge=1, le=50, description="How many at most")] = 10
     ) -> Annotated[CallToolResult, News]:
         """Latest news about a stock."""
         ticker = checked_symbol(ticker)

@@ -185,11 +185,7 @@ class LiveChat:
         return channels
 
     async def _call(
-        self,
-        method: str,
-        *,
-        params: Mapping[str, str | int] | None = None,
-        body: Mapping[str, Any] | None = None,
+        self, method: str, *, params: Mapping[str, str | int] | None = None, body: Mapping[str, Any] | None = None
     ) -> JsonFields:
         try:
             if body is not None:

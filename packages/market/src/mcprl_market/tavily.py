@@ -17,7 +17,6 @@ from mcprl_market.world.facts import Document
 
 Depth = Literal["basic", "advanced"]
 
-
 _NAME = "tavily"
 _NOT_FOUND = 404
 # An answer is written from the pages found, so it uses the advanced search and several pages.

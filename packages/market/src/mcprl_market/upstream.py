@@ -144,7 +144,7 @@ class Upstream:
             raise UpstreamRefusal(status, text)
         if status in _KEY_REFUSALS:
             raise upstream_fault(
-                self.name, (f"rejected the key, or the key does not give access to this data ({detail})")
+                self.name, f"rejected the key, or the key does not give access to this data ({detail})"
             )
         wait_s = retry_after_s(response.headers)
         if status == 429:
@@ -154,7 +154,7 @@ class Upstream:
         if response.is_redirect:
             raise upstream_fault(
                 self.name,
-                (f"redirected the request ({detail}), which mcprl does not follow, because the key would be passed on"),
+                f"redirected the request ({detail}), which mcprl does not follow, because the key would be passed on",
             )
         # Asking for a retry promises that the first call did nothing. Only a read can promise that.
         raise upstream_fault(self.name, f"failed ({detail})", wait_s if response.request.method == "GET" else None)

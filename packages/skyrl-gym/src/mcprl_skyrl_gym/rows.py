@@ -63,7 +63,7 @@ def write_dataset(config: RunConfig, path: Path, *, tasks: Path | None = None) -
     if path.suffix != ".parquet":
         raise BadValueError(
             f"{path} does not end in .parquet, but SkyRL infers the format from the file name",
-            fix=(f"rename the file to {path.stem}.parquet"),
+            fix=f"rename the file to {path.stem}.parquet",
         )
     loaded = load_tasks(tasks or config.tasks.train)
     require_scorable(loaded, config.rewards)

@@ -32,7 +32,7 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"{error.name} is not installed",
-            fix=("run this command in SkyRL's environment: pip install 'skyrl[fsdp]==0.3.0'"),
+            fix="run this command in SkyRL's environment: pip install 'skyrl[fsdp]==0.3.0'",
         ) from error
 
 
@@ -162,7 +162,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
                 )
     if len(recipes) != 1:
         raise BadValueError(
-            f"mcprl.recipe is given {len(recipes)} times instead of once", fix=("pass mcprl.recipe=FILE exactly once")
+            f"mcprl.recipe is given {len(recipes)} times instead of once", fix="pass mcprl.recipe=FILE exactly once"
         )
     theirs = [argument for argument in arguments if not argument.startswith(_PREFIX)]
     # Absolute, because Ray's workers have other working folders.

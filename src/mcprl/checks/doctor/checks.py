@@ -18,7 +18,6 @@ from mcprl.checks.doctor.task_checks import (
 
 __all__ = ["CHECKS"]
 
-
 # Findings that would stop a run before its first episode.
 _BEFORE_PLAY = frozenset(
     {"installed", "keys", "scoring", "warm start", "pins", "tasks and tools", "worlds", "grammar", "prompt length"}

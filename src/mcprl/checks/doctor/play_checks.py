@@ -19,11 +19,10 @@ import psutil
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
 from mcprl.checks.doctor.server_checks import judge_text
 from mcprl.checks.health.rules import CUTS, room_for
-from mcprl.checks.health.view import may_set, one_of, refill
+from mcprl.checks.health.view import LossLedger, may_set, one_of, refill
 from mcprl.checks.plan import FORWARD_SHARE
 from mcprl.config import RunConfig
 from mcprl.episodes import episode_metrics
-from mcprl.episodes.losses import LossLedger
 from mcprl.errors import BadValueError, McprlError, ParityError
 from mcprl.records import Group, LostEpisode, Source, StopReason, Trajectory
 from mcprl.verdicts import Severity

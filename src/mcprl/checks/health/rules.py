@@ -123,8 +123,7 @@ def no_calls(view: StepView) -> Verdict | None:
         ways.append(f"imitate solutions for more steps (algorithm.warm_start.steps, now {warm_start.steps})")
     ways.append(f"add {'example calls' if config.tasks.preamble is None else 'more example calls'} to tasks.preamble")
     return bad(
-        "no episode called a tool: the policy does not know the call format, or answers without tools",
-        one_of(ways),
+        "no episode called a tool: the policy does not know the call format, or answers without tools", one_of(ways)
     )
 
 
@@ -228,7 +227,6 @@ EPISODE_RULES: Rules = {
     "invalid calls": invalid_calls,
     "unanswered": unanswered,
 }
-
 
 # If the mean ratio is outside this range, most tokens became half or twice as likely in one update.
 _RATIO_BAD = (0.5, 2.0)

@@ -184,7 +184,6 @@ TRUST_RULES: Rules = {
     "few learnable": few_learnable,
 }
 
-
 # The number of groups for comparing two mean rewards. With 24, chance moves a mean by about 0.07.
 _ENOUGH_GROUPS, _REWARD_STEPS = 24, (3, 12)
 # A drop that chance does not explain: a quarter of the reward range, and half of the best so far.

@@ -150,14 +150,7 @@ class Cassette:
         )
 
     def record(
-        self,
-        server: str,
-        version: str,
-        tool: str,
-        arguments: Mapping[str, Any],
-        text: str,
-        *,
-        truncated: bool = False,
+        self, server: str, version: str, tool: str, arguments: Mapping[str, Any], text: str, *, truncated: bool = False
     ) -> None:
         """Store an answer with its secrets redacted. Does nothing if it equals the newest stored answer."""
         key = canonical_json(_clean(arguments))
@@ -243,8 +236,7 @@ class Cassette:
             )
         if {(name, sql) for name, sql in self._run("SELECT name, sql FROM sqlite_master")} != _SCHEMA:
             raise CassetteError(
-                f"{self.path} does not have the tables of a cassette",
-                fix="record or import the calls again",
+                f"{self.path} does not have the tables of a cassette", fix="record or import the calls again"
             )
 
     def _is_empty(self) -> bool:

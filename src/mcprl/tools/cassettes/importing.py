@@ -15,8 +15,7 @@ from mcprl.secrets import SECRETS
 from mcprl.tools.arguments import JSON_TYPES, ArgumentCheck
 from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette
 from mcprl.tools.cassettes.recordings import ListedTool, RecordedCall, Recordings
-from mcprl.tools.catalog import ToolDefinition
-from mcprl.tools.names import SEARCHED_CHARS, resolve_arguments
+from mcprl.tools.catalog import SEARCHED_CHARS, ToolDefinition, resolve_arguments
 
 DEFAULT_SERVER = "recorded"
 

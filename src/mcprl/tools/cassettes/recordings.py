@@ -276,7 +276,7 @@ def _pair(
             found.unreadable.append(Unreadable(place=place, why=call.problem or why))
     if rest_of_answers and not rest_of_calls:
         found.unreadable.extend(
-            Unreadable(place=place, why=("the answer does not belong to a call")) for place, _ in rest_of_answers
+            Unreadable(place=place, why="the answer does not belong to a call") for place, _ in rest_of_answers
         )
 
 

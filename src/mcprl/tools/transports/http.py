@@ -252,11 +252,7 @@ class _UnfailingClient(httpx2.AsyncClient):
     """An HTTP client for the SDK that always returns an answer to a POST with a JSON-RPC request."""
 
     def __init__(
-        self,
-        spec: ServerSpec,
-        limits: AnswerLimits,
-        background: TaskGroup,
-        on_session_lost: Callable[[], None] | None,
+        self, spec: ServerSpec, limits: AnswerLimits, background: TaskGroup, on_session_lost: Callable[[], None] | None
     ) -> None:
         # A server that we started is on this machine; a proxy from the environment could not reach it.
         trust_env = not spec.settings.start
@@ -400,13 +396,7 @@ class _UnfailingClient(httpx2.AsyncClient):
         return events_response(request, stream, response)
 
     def _event_stream(self, response: httpx2.Response, exchange: Exchange | None) -> EventStream:
-        return EventStream(
-            response,
-            exchange,
-            self._answer_limits,
-            background=self._background,
-            finish=self._finish,
-        )
+        return EventStream(response, exchange, self._answer_limits, background=self._background, finish=self._finish)
 
     def _lose_session(self) -> None:
         report, self._on_session_lost = self._on_session_lost, None

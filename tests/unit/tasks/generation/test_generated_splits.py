@@ -12,8 +12,7 @@ from split_leaks import WORLD, family_of, leaks, subject_of, symbols_in, wording
 
 from mcprl.errors import BadValueError
 from mcprl.records import Difficulty
-from mcprl_market.generation import FAMILIES, SHARES, generate
-from mcprl_market.generation.assembly import SUBSTITUTES, TOOLS
+from mcprl_market.generation import FAMILIES, SHARES, SUBSTITUTES, TOOLS, generate
 
 
 @pytest.fixture(scope="module")

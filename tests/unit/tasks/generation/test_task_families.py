@@ -7,8 +7,7 @@ import string
 import pytest
 
 from mcprl.goals import HasAll, HasNumber
-from mcprl_market.generation import FAMILIES
-from mcprl_market.generation.assembly import TOOLS, offer
+from mcprl_market.generation import FAMILIES, TOOLS, offer
 from mcprl_market.generation.drafts import asked, choice, split_material
 from mcprl_market.world import open_market, open_workspace
 from mcprl_market.world.draws import Draws

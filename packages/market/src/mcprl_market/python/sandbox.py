@@ -17,8 +17,7 @@ from typing import Any, cast
 from mcprl.errors import SandboxLostError
 from mcprl_market.python.launch import Kind, Launch
 from mcprl_market.python.process import Ending, WorkerProcess
-from mcprl_market.python.programs import Failed, FailureKind, Limits, Outcome, Program, Ran, Step
-from mcprl_market.python.values import read_json
+from mcprl_market.python.programs import Failed, FailureKind, Limits, Outcome, Program, Ran, Step, read_json
 
 _logger = logging.getLogger(__name__)
 
@@ -196,10 +195,7 @@ class Sandbox:
         """Run a program. Raises SandboxLostError if the sandbox fails in a way that no program can cause."""
         kind = Kind.PANDAS if any(_USES_PANDAS.search(step.code) for step in program.steps) else Kind.PLAIN
         message = marshal.dumps(
-            {
-                "steps": [{"name": step.name, "code": step.code} for step in program.steps],
-                "names": dict(program.names),
-            }
+            {"steps": [{"name": step.name, "code": step.code} for step in program.steps], "names": dict(program.names)}
         )
         if len(message) > self._limits.program_bytes:
             size = self._limits.program_bytes // (1024 * 1024)
@@ -221,9 +217,7 @@ class Sandbox:
             report = None
         outcome = _outcome_of_report(report, program, self._limits, stdout=stdout, stderr=stderr)
         return outcome or Failed(
-            kind=FailureKind.ENDED,
-            message="The code wrote invalid data to the pipe for its result.",
-            stdout=stdout,
+            kind=FailureKind.ENDED, message="The code wrote invalid data to the pipe for its result.", stdout=stdout
         )
 
 

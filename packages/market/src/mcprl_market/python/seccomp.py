@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mcprl.processes.seccomp import (
+from mcprl.processes.bubblewrap import (
     ALLOW,
     DENY,
     ERRNO,
@@ -63,7 +63,6 @@ _CHECKED: Final = """
 ioctl 16 29, sendto 44 206, socketpair 53 199, clone 56 220, exit 60 93, fcntl 72 25, prctl 157 167, exit_group 231 94,
 tgkill 234 131, prlimit64 302 261
 """
-
 
 SYSTEM_CALLS: Final[Mapping[str, Mapping[str, int]]] = {
     machine: {

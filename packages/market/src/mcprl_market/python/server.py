@@ -20,9 +20,8 @@ from mcprl.errors import SandboxLostError
 from mcprl.servers.episode_state import EPISODIC, EpisodeStates
 from mcprl_market.making import answer, read_only
 from mcprl_market.python.launch import choose_launch
-from mcprl_market.python.programs import Failed, Limits, Outcome, Program, Step
+from mcprl_market.python.programs import Failed, Limits, Outcome, Program, Step, json_value
 from mcprl_market.python.sandbox import Sandbox
-from mcprl_market.python.values import json_value
 
 MAX_KEYS = 100
 MAX_STORED_BYTES = 4 * 1024 * 1024

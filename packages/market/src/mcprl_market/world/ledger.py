@@ -128,7 +128,7 @@ class Ledger:
             return tuple(_bar(company.symbol, day, time(0), prices) for day, prices in days)
         size = _MINUTES_A_BAR[frequency]
         return tuple(
-            _bar(company.symbol, day, _after_opening(i * size), prices)
+            _bar(company.symbol, day, (moment(TODAY, OPENING) + timedelta(minutes=i * size)).time(), prices)
             for day, of_day in days
             for i, prices in enumerate(in_chunks(minute_prices(self.seed, company.symbol, day, of_day), size))
         )
@@ -190,10 +190,6 @@ def _price_to_earnings(price: int, quarters: Sequence[Statement]) -> float | Non
     """Return price / earnings per share over the last four quarters, to two decimals; None for a loss."""
     earnings = sum(round(quarter.eps * 100) for quarter in quarters)
     return round(price / earnings, 2) if earnings > 0 else None
-
-
-def _after_opening(minutes: int) -> time:
-    return (moment(TODAY, OPENING) + timedelta(minutes=minutes)).time()
 
 
 def _bar(symbol: str, day: date, clock: time, prices: Prices) -> Bar:

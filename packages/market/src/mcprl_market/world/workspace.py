@@ -109,9 +109,7 @@ class _Seeded:
 def _seeded(seed: int) -> _Seeded:
     channels = make_channels(seed)
     return _Seeded(
-        channels=channels,
-        history=make_history(open_market(seed), channels),
-        bot=_make_id("U", Draws(seed, "bot")),
+        channels=channels, history=make_history(open_market(seed), channels), bot=_make_id("U", Draws(seed, "bot"))
     )
 
 
@@ -142,10 +140,7 @@ class Workspace:
         self._seeded.history[channel_id]
         # The episode's clock advances one second per post, so timestamps are unique and in order.
         message = ChatMessage(
-            channel_id=channel_id,
-            user=self._seeded.bot,
-            text=text,
-            timestamp=f"{_NOW_S + len(self._posts)}.000100",
+            channel_id=channel_id, user=self._seeded.bot, text=text, timestamp=f"{_NOW_S + len(self._posts)}.000100"
         )
         self._posts.append(message)
         return message

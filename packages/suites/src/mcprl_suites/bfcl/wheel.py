@@ -77,7 +77,7 @@ def entry_of(task_id: str) -> Entry:
     if found is None:
         raise BadValueError(
             f"BFCL has no multi-turn task {task_id!r}",
-            fix=(f"use an id from {_PREFIX}base_0 to {_PREFIX}long_context_199"),
+            fix=f"use an id from {_PREFIX}base_0 to {_PREFIX}long_context_199",
         )
     return found
 

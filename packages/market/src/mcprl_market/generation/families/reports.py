@@ -201,10 +201,7 @@ def volatility(material: Material) -> Draft:
         ),
         answer=asked(value, at_most=8),
         says=f"The volatility of {company.symbol} was {value:.2f}%; it is stored and posted to #{room.name}.",
-        state=(
-            posted(room, value, company.symbol),
-            stored(key, value),
-        ),
+        state=(posted(room, value, company.symbol), stored(key, value)),
         in_any_order=True,
     )
 
