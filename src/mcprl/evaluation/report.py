@@ -120,7 +120,7 @@ def _tools(figures: Figures) -> ReportTable:
             _amount(tool.calls),
             _share(tool.valid),
             _share(tool.errors),
-            *([_share(tool.covered)] if replayed else []),
+            *((_share(tool.covered),) if replayed else ()),
             *("–" if s is None else f"{1000 * s:,.1f}" for s in (tool.latency_p50_s, tool.latency_p95_s)),
             _amount(tool.tasks),
             _percent(tool.success),
@@ -131,7 +131,7 @@ def _tools(figures: Figures) -> ReportTable:
         title="By tool",
         columns=(
             *("tool", "server", "calls", "valid", "errors"),
-            *(["covered"] if replayed else []),
+            *(("covered",) if replayed else ()),
             *("p50 ms", "p95 ms", "tasks", "success"),
         ),
         rows=tuple(rows),
