@@ -11,7 +11,10 @@ validation tasks, which no step saw.
   rl_steps                            steps of RL that were left after the fine-tuning, by seed
 
     python bench/sft_or_warm_start.py [--recipe FILE] [--seeds 1 2 3] [--steps N] [--sft-steps N] [--sft-rate RATE]
-                                      [--episodes N] [--set KEY=VALUE …]
+                                      [--episodes N] [--set KEY=VALUE …] [--out FOLDER]
+
+With --out, the results of each seed are kept in the folder as soon as they are there, and a seed with results is not
+measured again, so that the bench can be stopped and continued.
 """
 
 from __future__ import annotations
@@ -76,6 +79,24 @@ def compare(seed: int, folder: Path, arguments: argparse.Namespace) -> dict[str,
     return {"warm": both[0], "sft": both[1], "warm_cpu_s": of_warm, "sft_cpu_s": of_sft, "rl_steps": steps}
 
 
+def compared(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The results of a seed: those of an earlier call with the same folder, or measured now."""
+    kept: Path | None = arguments.out and arguments.out / f"seed-{seed}.json"
+    asked = {key: value for key, value in vars(arguments).items() if key not in ("seeds", "out")}
+    asked["recipe"] = arguments.recipe.name
+    if kept is not None and kept.exists():
+        found = json.loads(kept.read_text())
+        if found["asked"] != asked:
+            raise SystemExit(f"{kept} was measured with other options: {found['asked']}")
+        return found["found"]
+    with tempfile.TemporaryDirectory(prefix="mcprl-bench-") as name:
+        found = compare(seed, Path(name), arguments)
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({"asked": asked, "found": found}, indent=1) + "\n")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", type=Path, default=RECIPE)
@@ -85,9 +106,9 @@ def main() -> None:
     parser.add_argument("--sft-rate", type=float, default=1e-3, help="learning rate of the fine-tuning")
     parser.add_argument("--episodes", type=int, default=2, help="per validation task")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both arms")
+    parser.add_argument("--out", type=Path, help="where the results of each seed are kept")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mcprl-bench-") as name:
-        found = [compare(seed, Path(name), arguments) for seed in arguments.seeds]
+    found = [compared(seed, arguments) for seed in arguments.seeds]
     # A task's difference is its mean over seeds, so that tasks are independent.
     tasks = found[0]["warm"]
     differences = [fmean(of["sft"][task] - of["warm"][task] for of in found) for task in tasks]

@@ -27,11 +27,13 @@ from mcprl.records import LostEpisode, Trajectory
 from mcprl.runs.folder import RunFolder
 from mcprl.runs.journal import EpisodeJournal
 from mcprl.runs.resuming import find_resume_point
+from mcprl.tools import connection
 from mcprl.training.loop import train
 from mcprl.training.run import open_run
 
 _ALSO_IMPORTED = ("mcprl.samplers.vllm", "mcprl.learning.torch_learner", "transformers.models.qwen3.modeling_qwen3")
-_LONGEST_S = 600
+_LONGEST_S = 1800
+_SERVER_START_S = 900.0  # a busy machine is not a broken server
 
 
 class Silent:
@@ -78,6 +80,7 @@ def work(job: dict[str, Any]) -> int:
     os.dup2(output, 2)
     print(f"--- {job}", flush=True)
     try:
+        connection.START_S = _SERVER_START_S
         log_finished(Path(job["log"]))
         with calling_tools():
             if job["place"] is not None:

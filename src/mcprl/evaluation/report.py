@@ -112,6 +112,7 @@ def _failures(figures: Figures) -> ReportTable:
 
 
 def _tools(figures: Figures) -> ReportTable:
+    replayed = any(tool.covered is not None for tool in figures.tools.values())
     rows = [
         (
             _line(name),
@@ -119,6 +120,7 @@ def _tools(figures: Figures) -> ReportTable:
             _amount(tool.calls),
             _share(tool.valid),
             _share(tool.errors),
+            *((_share(tool.covered),) if replayed else ()),
             *("–" if s is None else f"{1000 * s:,.1f}" for s in (tool.latency_p50_s, tool.latency_p95_s)),
             _amount(tool.tasks),
             _percent(tool.success),
@@ -127,9 +129,14 @@ def _tools(figures: Figures) -> ReportTable:
     ]
     return ReportTable(
         title="By tool",
-        columns=("tool", "server", "calls", "valid", "errors", "p50 ms", "p95 ms", "tasks", "success"),
+        columns=(
+            *("tool", "server", "calls", "valid", "errors"),
+            *(("covered",) if replayed else ()),
+            *("p50 ms", "p95 ms", "tasks", "success"),
+        ),
         rows=tuple(rows),
-        note="tasks: number of tasks with an episode that called the tool; success: success rate on these tasks.",
+        note="tasks: number of tasks with an episode that called the tool; success: success rate on these tasks."
+        + (" covered: share of the replayed calls that were recorded." if replayed else ""),
     )
 
 

@@ -217,7 +217,8 @@ class ToolResult:
     """The results of one tool. `valid` and `errors` are shares of its calls.
 
     `success` is computed over the tasks with at least one episode that used the tool. Latencies are those of live calls
-    that reached the server, or None if there were none.
+    that reached the server, or None if there were none. `covered` is the share of the replayed calls that were
+    recorded, or None if no call was replayed.
 
     ToolResult(server="directory", calls=40, valid=0.9, errors=0.05, latency_p50_s=0.003, latency_p95_s=0.011,
                tasks=10, success=Estimate(value=0.6, low=0.4, high=0.8))
@@ -231,6 +232,7 @@ class ToolResult:
     latency_p95_s: float | None
     tasks: int
     success: Estimate
+    covered: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +319,7 @@ def _tools(
 
 def _tool(calls: Sequence[CallOutcome], tasks: Sequence[TaskResult]) -> ToolResult:
     live = [call.latency_s for call in calls if call.source is Source.LIVE and call.fate is not CallFate.INVALID]
+    replayed = [call.source is Source.CASSETTE for call in calls if call.source in (Source.CASSETTE, Source.MISSING)]
     return ToolResult(
         server=calls[0].server,
         calls=len(calls),
@@ -326,6 +329,7 @@ def _tool(calls: Sequence[CallOutcome], tasks: Sequence[TaskResult]) -> ToolResu
         latency_p95_s=percentile(live, 95) if live else None,
         tasks=len(tasks),
         success=_slice(tasks).success,
+        covered=fmean(replayed) if replayed else None,
     )
 
 

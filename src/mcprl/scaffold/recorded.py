@@ -79,7 +79,7 @@ tasks:
 # Tools with recordings are replayed; those of servers.json are called. To use your own server, change its entry there.
 {servers}
 sampling:
-  max_tokens: 512
+  max_tokens: 1024          # recorded answers are long too
   constrain: calls          # once started, a call must match the tool's schema; the learner accounts for this
 
 episodes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -27,8 +29,8 @@ from mcprl.evaluation.report import (
     write_report,
 )
 from mcprl.evaluation.results import ServerCost, compare, read_evaluation
-from mcprl.evaluation.statistics import Estimate
-from mcprl.records import LostEpisode
+from mcprl.evaluation.statistics import Estimate, count_figures
+from mcprl.records import LostEpisode, Source
 from mcprl.runs.trajectories import read_trajectories
 
 HOSTILE = '<script>alert(1)</script>" onload="x" \u202e|`*_[a](javascript:1)\x1b[31m'
@@ -116,3 +118,27 @@ def test_numbers_are_worded_alike_everywhere():
     assert _points(Estimate(value=-0.0)) == "+0.0 points"
     assert [_amount(value) for value in (3, 2.44, 1204.2)] == ["3", "2.4", "1,204"]
     assert _line("a\n" * 200).endswith("…")
+
+
+def test_the_share_of_replayed_calls_that_were_recorded_is_shown_per_tool():
+    made = make_evaluation([0.5] * 3)
+    assert not any("covered" in table.columns for table in evaluation_report(made, None).tables)
+
+    # One tool is live, one has recordings of half of its calls, one has none of them.
+    sources = {
+        "find_person": cycle([Source.LIVE]),
+        "convert_time": cycle([Source.CASSETTE, Source.MISSING]),
+        "search_news": cycle([Source.MISSING]),
+    }
+    episodes = [
+        replace(episode, calls=tuple(replace(call, source=next(sources[call.tool])) for call in episode.calls))
+        for episode in made.episodes
+    ]
+    figures = count_figures(made.tasks, episodes)
+    assert figures.tools["find_person"].covered is None
+    assert figures.tools["convert_time"].covered == pytest.approx(0.5, abs=0.1)
+    assert figures.tools["search_news"].covered == 0.0
+    (table,) = (t for t in evaluation_report(replace(made, figures=figures), None).tables if t.title == "By tool")
+    place = table.columns.index("covered")
+    assert {row[0]: row[place] for row in table.rows}["search_news"] == "0.0%"
+    assert {len(row) for row in table.rows} == {len(table.columns)}
