@@ -110,7 +110,7 @@ def make_daily() -> MCPServer:
     server = MCPServer("daily", version="1", log_level="ERROR")
 
     def list_products() -> str:
-        return "Products:\n" + "\n".join(f"- {sku}" for sku in list(PRODUCTS)[:10])
+        return "Products:\n" + "\n".join(f"- {sku}" for sku in list(PRODUCTS)[:7])
 
     def get_product(sku: str) -> str:
         if sku not in PRODUCTS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -10,13 +11,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import synthesis_servers
+from mcprl.cli import app
 from mcprl.config import ServerSettings
 from mcprl.episodes.demonstrations import play, play_gold
 from mcprl.episodes.environment import Action, Environment, ErrorInjection
 from mcprl.episodes.loop import lease_for
 from mcprl.errors import NoConsentError, NoReachableToolError
+from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Source, ToolCall
 from mcprl.scaffold.derived_checks import REWARDS
 from mcprl.servers import make_server
@@ -154,7 +158,23 @@ async def test_a_field_that_is_different_tomorrow_is_named_and_not_asked_for(tmp
     made = await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", count=12)
     assert made.world.ahead == ["daily"]
     assert any("the Edition" in name for name in made.verifier.volatile)
-    assert {ref[1] for draft in made.drafts for _, ref in draft.plan.operands if draft.plan.op != "count"} == {"Serial"}
+    asked = {ref[1] for draft in made.drafts for _, ref in draft.plan.operands}
+    assert "Serial" in asked
+    assert "Edition" not in asked
+
+
+@pytest.mark.process
+def test_one_command_makes_a_project_with_verified_tasks_of_its_servers(tmp_path, monkeypatch):
+    monkeypatch.setitem(World.__init__.__kwdefaults__, "apart_s", 0.0)
+    monkeypatch.setattr("mcprl_synthesis.synthesis._ROUNDS", 1)
+    daily = {"command": sys.executable, "args": [synthesis_servers.__file__]}
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"daily": daily}}))
+    folder = tmp_path / "mine"
+    made = CliRunner().invoke(app, ["init", str(folder), "--servers", str(tmp_path / "servers.json"), "--yes"])
+    assert made.exit_code == 0, made.output
+    config = load_recipe(folder / "recipe.yaml")
+    assert all(task.solution for task in load_tasks(config.tasks.train))
+    assert (folder / "tasks" / "report.html").exists()
 
 
 async def test_values_of_recorded_conversations_reach_a_server_without_a_listing(tmp_path):
