@@ -1,11 +1,13 @@
-"""Recount what `mcprl tasks synthesize` promises, from its task files and fresh servers.
+"""Make tasks from nine servers with `mcprl tasks synthesize`, and recount what it promises, on fresh servers.
 
+    python bench/synthesis.py [--count 400]      # the market offline and five public servers with made-up data
     python bench/synthesis.py --servers servers.json --tasks FOLDER [--hints hints.yaml] [--isolated SERVER]
 
-It imports nothing of the synthesis and reads no metadata: which values a question gives, and which a call must find, is
-derived from questions, solutions and live results. Every solution is played, and nothing, and right calls without an
-answer, and solutions with one argument exchanged for that of another task. Prints one JSON object: `wrong` counts what
-does not hold, by kind; its sum is 0 if all tasks are as promised.
+The second form recounts tasks that exist. The recount imports nothing of the synthesis and reads no metadata: which
+values a question gives, and which a call must find, is derived from questions, solutions and live results. Every
+solution is played, and nothing, and solutions with one argument exchanged for that of another task; right calls are
+scored without an answer, and with the question or all numbers as the answer. Prints one JSON object: `wrong` counts
+what does not hold, by kind; its sum is 0 if all tasks are as promised.
 """
 
 from __future__ import annotations
@@ -13,10 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import re
+import resource
+import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,13 +33,15 @@ import yaml
 
 from mcprl.config import ServerSettings
 from mcprl.episodes.demonstrations import play
-from mcprl.episodes.rewards import meets
+from mcprl.episodes.rewards import meets, numbers_in
 from mcprl.records import Task, ToolCall
-from mcprl.scaffold.derived_checks import CHEAP, REWARDS
+from mcprl.scaffold.derived_checks import CHEAP, REWARDS, Call, reward
 from mcprl.tasks import load_tasks
 from mcprl.tasks.validation import normalised_question
 from mcprl.tools import Toolbox, load_server_specs
+from synthesis_servers import WRITING, write_servers
 
+_PARALLEL = 8
 _FEW = 5  # an argument with fewer values is a choice, not an entity
 _Path = tuple[str | int, ...]
 
@@ -117,23 +125,36 @@ class _Count:
     pool: dict[tuple[str, _Path], list[Any]]
     wrong: Counter[str] = field(default_factory=Counter[str])
     linked: int = 0
-    stream: random.Random = field(default_factory=lambda: random.Random(7))
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PARALLEL))
 
     async def _reward(self, task: Task, calls: Sequence[ToolCall], answer: str) -> float:
         return (await play(task, self.toolbox, calls, answer, REWARDS)).reward
 
     async def task(self, task: Task) -> None:
+        async with self.places:
+            await self._task(task)
+
+    async def _task(self, task: Task) -> None:
         calls, asked = _calls(task), _question(task)
         assert task.solution is not None
         answer = task.solution.answer or ""
         gold = await play(task, self.toolbox, calls, answer, REWARDS)
         self.wrong["solutions below 1"] += gold.reward != 1.0
         self.wrong["idle above 0"] += await self._reward(task, (), "") != 0.0
-        if task.goal.answer is not None:
-            self.wrong["right calls without an answer above half"] += await self._reward(task, calls, "") > CHEAP
-        self.wrong["the question as the answer above half"] += await self._reward(task, (), asked) > CHEAP
         results = [turn.observations[0].text for turn in gold.turns if turn.observations]
+        if task.goal.answer is not None:
+            made = [
+                Call(tool=call.name, arguments=call.arguments, text=text, failed=False, writes=False)
+                for call, text in zip(calls, results, strict=True)
+            ]
+            listed = ", ".join(str(number) for text in results for number in numbers_in(text))
+            many = len(set(numbers_in(listed))) > len(set(numbers_in(answer)))
+            for name, said in {"no answer": "", "the question": asked, "all numbers": listed if many else ""}.items():
+                self.wrong[f"right calls and {name} above half"] += reward(task.goal, made, said) > CHEAP
+        else:
+            self.wrong["the question as the answer above half"] += await self._reward(task, (), asked) > CHEAP
         links = 0
+        stream = random.Random(task.id)
         for place, call in enumerate(calls):
             for path, value in _leaves(call.arguments):
                 if not _says(asked, value):
@@ -142,13 +163,13 @@ class _Count:
                     links += found
                 others = [other for other in self.pool[call.name, path] if other != value]
                 if others and _says(asked, value):
-                    changed = replace(call, arguments=_with(call.arguments, path, self.stream.choice(others)))
+                    changed = replace(call, arguments=_with(call.arguments, path, stream.choice(others)))
                     exchanged = [*calls[:place], changed, *calls[place + 1 :]]
                     self.wrong["exchanged arguments at 1"] += await self._reward(task, exchanged, answer) >= 1.0
         self.linked += links > 0
 
 
-async def _count(options: argparse.Namespace) -> int:
+async def _count(options: argparse.Namespace) -> dict[str, Any]:
     files = [options.tasks / name for name in ("train.jsonl", "validation.jsonl")]
     train, validation = (list(load_tasks(file)) if file.exists() else [] for file in files)
     tasks = [*train, *validation]
@@ -161,14 +182,14 @@ async def _count(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as logs:
         async with Toolbox(load_server_specs(options.servers, given), log_dir=Path(logs)) as toolbox:
             count = _Count(toolbox, pool)
-            for number, task in enumerate(tasks):
-                await count.task(task)
-                print(f"{number + 1} of {len(tasks)}", end="\r", file=sys.stderr)
+            for number, played in enumerate(asyncio.as_completed([count.task(task) for task in tasks]), 1):
+                await played
+                print(f"{number} of {len(tasks)}", end="\r", file=sys.stderr)
             server_of = {tool.name: tool.server for tool in toolbox.catalog}
             writes = {tool.name for tool in toolbox.catalog if not tool.read_only}
     wrong += count.wrong
     used = [{server_of[call.name] for call in _calls(task)} for task in tasks]
-    figures = {
+    return {
         "tasks": len(tasks),
         "linked_share": round(count.linked / len(tasks), 3),
         "several_servers_share": round(sum(len(servers) > 1 for servers in used) / len(tasks), 3),
@@ -178,17 +199,41 @@ async def _count(options: argparse.Namespace) -> int:
         "wrong": {kind: number for kind, number in wrong.items() if number},
         "wrong_total": wrong.total(),
     }
-    print(json.dumps(figures))
-    return 1 if wrong.total() else 0
+
+
+def _synthesize(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Make the tasks of the nine servers from a cold cassette; return the time it took."""
+    options.servers, options.hints = write_servers(folder)
+    options.tasks, options.isolated = folder / "tasks", WRITING
+    words = ["--servers", str(options.servers), "--hints", str(options.hints), "--out", str(options.tasks), "--yes"]
+    words += [word for name in (*WRITING, "slack") for word in ("--allow-writes", name)]
+    words += ["--count", str(options.count)]
+    started = time.monotonic()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the market's servers are `mcprl serve`
+    subprocess.run(
+        ["mcprl", "tasks", "synthesize", *words], check=True, stdout=sys.stderr, env={**os.environ, "PATH": path}
+    )
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "seconds": round(time.monotonic() - started, 1),
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--servers", type=Path, required=True)
-    parser.add_argument("--tasks", type=Path, required=True)
+    parser.add_argument("--servers", type=Path)
+    parser.add_argument("--tasks", type=Path, help="the folder of an earlier synthesis")
     parser.add_argument("--hints", type=Path, help="the hints of the synthesis: settings of servers")
     parser.add_argument("--isolated", action="append", default=[], metavar="SERVER")
-    return asyncio.run(_count(parser.parse_args()))
+    parser.add_argument("--count", type=int, default=400)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        taken = {} if options.tasks else _synthesize(options, Path(folder))
+        figures = {**asyncio.run(_count(options)), **taken}
+    print(json.dumps(figures))
+    return 1 if figures["wrong_total"] else 0
 
 
 if __name__ == "__main__":

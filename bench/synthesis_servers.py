@@ -1,4 +1,4 @@
-"""Write a servers file and hints for `bench/synthesis.py`: five public servers, each on a folder of made-up data.
+"""Write a servers file and hints for `bench/synthesis.py`: the market offline, five public servers with made-up data.
 
     python bench/synthesis_servers.py FOLDER     # FOLDER/servers.json, FOLDER/hints.yaml and FOLDER/NAME
 
@@ -109,8 +109,14 @@ _VALUES: dict[str, list[Any]] = {
 }
 
 
-def main(out: Path) -> None:
-    servers: dict[str, Any] = {}
+_MARKET = ("fmp", "polygon", "tavily", "slack")
+WRITING = ("filesystem", "memory")
+"""The servers whose writes a fresh process undoes, and which are allowed to write."""
+
+
+def write_servers(out: Path) -> tuple[Path, Path]:
+    """Write the data of all servers; return the servers file and the hints."""
+    servers: dict[str, Any] = {name: {"command": "mcprl", "args": ["serve", name, "--world", "7"]} for name in _MARKET}
     for name, prepare in _PREPARE.items():
         folder = out.resolve() / name
         folder.mkdir(parents=True)
@@ -119,9 +125,11 @@ def main(out: Path) -> None:
         words = {"filesystem": " .", "sqlite": " --db-path shop.db"}.get(name, "")
         env = {"MEMORY_FILE_PATH": "{folder}/memory.jsonl"} if name == "memory" else None
         servers |= _server(name, folder, f"{home / f'mcp-server-{name}'}{words}", env=env)
-    (out / "servers.json").write_text(json.dumps({"mcpServers": servers}, indent=2))
-    (out / "hints.yaml").write_text(yaml.safe_dump({"values": _VALUES, "settings": _SETTINGS}))
+    files = out / "servers.json", out / "hints.yaml"
+    files[0].write_text(json.dumps({"mcpServers": servers}, indent=2))
+    files[1].write_text(yaml.safe_dump({"values": _VALUES, "settings": _SETTINGS}))
+    return files
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write_servers(Path(sys.argv[1]))

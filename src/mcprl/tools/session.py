@@ -307,7 +307,10 @@ async def _offered(client: Client) -> dict[str, list[str]]:
         resources = (await client.list_resources()).resources[:_OFFERED]
         found["uri"] = [str(each.uri) for each in resources]
         found["name"] = [each.name for each in resources]
-        for template in (await client.list_resource_templates()).resource_templates[:_OFFERED]:
+        templates: list[Any] = []
+        with contextlib.suppress(MCPError):  # many servers with resources have no templates
+            templates += (await client.list_resource_templates()).resource_templates[:_OFFERED]
+        for template in templates:
             uri = template.uri_template
             references.append((ResourceTemplateReference(type="ref/resource", uri=uri), re.findall(r"{(\w+)}", uri)))
     if able.prompts is not None and able.completions is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
 from collections import Counter
+from datetime import date
 from functools import partial
 
 from mcp.server.mcpserver import MCPServer
@@ -73,7 +76,7 @@ def make_stock() -> MCPServer:
 
 
 def make_broken() -> MCPServer:
-    """Volatile, failing, flooding and paginated tools about the products of the shop."""
+    """Volatile, failing, slow, flooding and paginated tools about the products of the shop."""
     server = MCPServer("broken", version="1", log_level="ERROR")
     ticks = _TICKS
 
@@ -85,13 +88,36 @@ def make_broken() -> MCPServer:
     def fail_often(sku: str) -> str:
         raise RuntimeError("disk on fire")
 
+    async def never_answer(sku: str) -> str:
+        await asyncio.Event().wait()
+        return "Answer: 4"
+
     def flood(sku: str) -> str:
         return f"Answer: {len(sku)}\n" + "lava " * 40_000
 
     def list_page(cursor: str = "") -> str:
-        return '{"items": [{"code": "SK100"}, {"code": "SK107"}], "next_cursor": "p2"}'
+        start = int(cursor.removeprefix("page-") or 0)
+        rows = [{"code": sku, "price": PRODUCTS[sku][1]} for sku in list(PRODUCTS)[start : start + 4]]
+        return json.dumps({"items": rows, "next_cursor": f"page-{start + 4}"})
 
-    for tool in (read_meter, fail_often, flood, list_page):
+    for tool in (read_meter, fail_often, never_answer, flood, list_page):
+        server.add_tool(tool, description=INJECTION, annotations=READ)
+    return server
+
+
+def make_daily() -> MCPServer:
+    """Products whose edition depends on the date, and nothing else."""
+    server = MCPServer("daily", version="1", log_level="ERROR")
+
+    def list_products() -> str:
+        return "Products:\n" + "\n".join(f"- {sku}" for sku in list(PRODUCTS)[:7])
+
+    def get_product(sku: str) -> str:
+        if sku not in PRODUCTS:
+            raise ToolError(f"no product {sku}")
+        return f"Edition: {date.today().toordinal() % 89 + PRODUCTS[sku][1]}\nSerial: {PRODUCTS[sku][1] * 77}"
+
+    for tool in (list_products, get_product):
         server.add_tool(tool, annotations=READ)
     return server
 
@@ -101,3 +127,7 @@ _TICKS = itertools.count(1000)
 
 def shop_specs(calls: Counter[str]) -> list[ServerSpec]:
     return [ServerSpec(name="shop", make=partial(make_shop, calls)), ServerSpec(name="stock", make=make_stock)]
+
+
+if __name__ == "__main__":
+    make_daily().run()

@@ -12,9 +12,9 @@ import random
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mcprl.seeds import derive_seed
 from mcprl.tools import Tool
@@ -43,7 +43,7 @@ Propose = Callable[[Tool, str, Any], Awaitable[list[str]]]
 HINTS: Final[Source] = ("", ("hint", "*"))
 SCHEMA: Final[Source] = ("", ("schema", "*"))
 
-_ROUNDS = 4
+_ROUNDS = 8
 _SOURCES_PER_SLOT = 20
 _TRIED = 2
 _FIRST_TRIES = 30
@@ -81,6 +81,17 @@ class Exploration:
         calls = len(self.known.get(tool, ()))
         return {ref: values for ref, values in found.items() if self._names(ref, values, calls, heads)}
 
+    def ordered(self, tools: Sequence[Tool]) -> Exploration:
+        """Return the same, sorted by tool: in the order of the catalog, whichever server answered first."""
+        place = {"": -1} | {tool.name: number for number, tool in enumerate(tools)}
+        return Exploration(
+            pool=_sorted(self.pool, place),
+            known={tool.name: self.known[tool.name] for tool in tools if tool.name in self.known},
+            proven=_sorted(self.proven, place),
+            links=_sorted(self.links, place),
+            options=_sorted(self.options, place),
+        )
+
     def _names(self, ref: Ref, values: Sequence[str], calls: int, heads: Collection[str]) -> bool:
         """Return True if a ref names a value: labels are the same in all results, heads of entries are not."""
         if ref[1].isdigit():
@@ -106,6 +117,18 @@ def plain(text: str, value: Any) -> str:
     return re.sub(re.escape(str(value)), "¤", text, flags=re.IGNORECASE)
 
 
+_Key = TypeVar("_Key", bound=tuple[str, Any])
+_Value = TypeVar("_Value")
+
+
+def _sorted(values: Mapping[_Key, _Value], place: Mapping[str, int]) -> dict[_Key, _Value]:
+    return dict(sorted(values.items(), key=lambda item: place[item[0][0]]))
+
+
+def _copied(values: Mapping[_Key, Mapping[Any, None]]) -> dict[_Key, dict[Any, None]]:
+    return {key: dict(each) for key, each in values.items()}
+
+
 class _Explorer:
     def __init__(self, world: World, hints: Mapping[str, Sequence[Any]], seed: int, entities: int) -> None:
         self.world = world
@@ -115,6 +138,7 @@ class _Explorer:
         self.entities = entities
         self.found = Exploration()
         self.tested: set[tuple[Slot, Source]] = set()
+        self.before = Exploration()
         self.bases: dict[str, dict[str, Any]] = {}
 
     async def run(self, propose: Propose | None) -> Exploration:
@@ -135,14 +159,25 @@ class _Explorer:
             self.found.pool.setdefault(("", ("offered", name)), {}).update(dict.fromkeys(filter(safe, values)))
 
     async def rounds(self) -> None:
-        """Reach tools with the values that are known, until no more become known."""
-        tools = [tool for tool in self.world.catalog if tool.read_only]
+        """Reach tools with the values that were known before the round, until no more become known.
+
+        All servers are called at the same time. What a round finds does not depend on which answers first.
+        """
+        tools: dict[str, list[Tool]] = {}
+        for tool in self.world.catalog:
+            if tool.read_only:
+                tools.setdefault(tool.server, []).append(tool)
         for _ in range(_ROUNDS):
-            before = (len(self.tested), sum(map(len, self.found.pool.values())))
-            for tool in tools:
-                await self.reach(tool)
-            if before == (len(self.tested), sum(map(len, self.found.pool.values()))):
+            self.before = replace(self.found, pool=_copied(self.found.pool), links=_copied(self.found.links))
+            known = (len(self.tested), sum(map(len, self.found.pool.values())))
+            await asyncio.gather(*map(self.reach_all, tools.values()))
+            self.found = self.found.ordered(list(self.world.catalog))
+            if known == (len(self.tested), sum(map(len, self.found.pool.values()))):
                 break
+
+    async def reach_all(self, tools: Sequence[Tool]) -> None:
+        for tool in tools:
+            await self.reach(tool)
 
     async def reach(self, tool: Tool) -> None:
         base = self.bases.get(tool.name) or await self.first(tool)
@@ -183,17 +218,17 @@ class _Explorer:
         listed: list[tuple[Source, list[Any]]] = [(HINTS, self.hinted(tool.name, name)), (SCHEMA, of_schema(schema))]
         if type_of(schema) == "integer" and "minimum" in schema:
             listed[1][1].append(schema["minimum"])
-        elsewhere = {source for slot, sources in self.found.links.items() if slot[1] == name for source in sources}
+        elsewhere = {source for slot, sources in self.before.links.items() if slot[1] == name for source in sources}
         # Of equally likely sources, take the first of each tool, then the second.
         nth: Counter[str] = Counter()
         order: dict[Source, int] = {}
-        for source in self.found.pool:
+        for source in self.before.pool:
             order[source] = nth[source[0]]
             nth[source[0]] += 1
-        likely = {source: affinity(name, source) + (source in elsewhere) for source in self.found.pool}
-        ranked = sorted(self.found.pool, key=lambda source: (-likely[source], order[source]))
+        likely = {source: affinity(name, source) + (source in elsewhere) for source in self.before.pool}
+        ranked = sorted(self.before.pool, key=lambda source: (-likely[source], order[source]))
         for source in ranked:
-            values = [value for each in self.found.pool[source] if (value := typed(each, schema)) is not None]
+            values = [value for each in self.before.pool[source] if (value := typed(each, schema)) is not None]
             listed.append((source, values))
         return [(source, values) for source, values in listed if values][: _SOURCES_PER_SLOT + 2]
 
@@ -253,11 +288,12 @@ class _Explorer:
         if not (seen.worked and safe(value)):
             return False
         others = [junk(value, stream) for _ in range(2)]
-        wrong = [await read(tool, {**base, name: other}) for other in others]
+        *wrong, again = await asyncio.gather(
+            *(read(tool, {**base, name: other}) for other in others), read(tool, {**base, name: value}, again=1)
+        )
         told = {plain(each.text, other) for each, other in zip(wrong, others, strict=True) if each.worked}
         if len(told) > 1 or plain(seen.text, value) in told or seen.text in {each.text for each in wrong}:
             return False
-        again = await read(tool, {**base, name: value}, again=1)
         return again.worked and fields_of(again.text).keys() == fields_of(seen.text).keys()
 
 

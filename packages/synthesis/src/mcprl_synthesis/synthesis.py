@@ -78,6 +78,7 @@ class Synthesis:
             "rejected": dict(self.verifier.rejected.most_common()),
             "wordings": dict(self.verifier.wordings.most_common()),
             "volatile": sorted(self.verifier.volatile),
+            "clock_a_day_ahead": self.world.ahead,
             "links": sum(map(len, self.found.links.values())),
             "tools_reached": sum(bool(known) for known in self.found.known.values()),
             "unreached": unreached(self.world, self.found),
@@ -99,6 +100,8 @@ class Synthesis:
         yield "```mermaid\ngraph LR"
         yield from (f'  {one} -->|"{label}"| {two}' for one, two, label in self._links())
         yield "```\n"
+        ahead = ", ".join(figures["clock_a_day_ahead"]) or "no server"
+        yield f"The solutions were also played with the clock a day ahead, for: {ahead}.\n"
         if figures["volatile"]:
             yield "Fields that change over time, and are never asked for: " + ", ".join(figures["volatile"]) + ".\n"
         if figures["unreached"]:
@@ -115,12 +118,14 @@ class Synthesis:
 
     def _tools(self) -> Iterator[str]:
         used = Counter(call.name for draft in self.drafts for call in draft.outcome.calls)
-        yield "## Tools\n\n| tool | server | | known calls | calls in solutions |\n|---|---|---|---|---|"
+        yield "## Tools\n\n| tool | server | | calls to explore and verify | known calls | calls in solutions |"
+        yield "|---|---|---|---|---|---|"
         for tool in self.world.catalog:
             state = "writes" if self.world.may_call(tool) else "not called: not read-only"
             state = self.world.cost.stopped.get(tool.name, "read-only" if tool.read_only else state)
             known = len(self.found.known.get(tool.name, ()))
-            yield f"| `{tool.name}` | {tool.server} | {state} | {known} | {used[tool.name]} |"
+            asked = self.world.cost.asked[tool.name]
+            yield f"| `{tool.name}` | {tool.server} | {state} | {asked} | {known} | {used[tool.name]} |"
         yield ""
 
     def _links(self) -> Iterator[tuple[str, str, str]]:

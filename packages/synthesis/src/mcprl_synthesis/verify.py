@@ -1,8 +1,9 @@
 """Verifies tasks by execution. A task is kept only if it passes every check; rejections are counted by reason.
 
-The solution earns 1.0 on two fresh servers, with the same values; doing nothing earns 0; changing an argument changes
-the answer and earns less than 1; the cheap policies of `mcprl tasks import` earn at most half; the question gives away
-neither the answer nor a value between the calls; no other task asks the same question.
+The solution earns 1.0 on two fresh servers, with the same values, at least a minute and, if libfaketime is installed, a
+day apart; doing nothing earns 0; changing an argument changes the answer and earns less than 1; the cheap policies of
+`mcprl tasks import` earn at most half; the question gives away neither the answer nor a value between the calls; no
+other task asks the same question.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["Draft", "Verifier"]
 
 _T = TypeVar("_T")
 _OTHER_VALUES: Final = 2
-_PARALLEL: Final = 8
+_PARALLEL: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +70,9 @@ class Verifier:
             outcome if isinstance(outcome, str) else self._draft(plan, outcome)
             for plan, outcome in zip(plans, outcomes, strict=True)
         )
-        for check in (
-            self._depends,
-            partial(self._plays, self.world.look(1)),
-            partial(self._plays, self.world.look(2)),
-        ):
+        # The servers of look 2 start a minute after those of look 1, so perturb in between.
+        first, second = (partial(self._plays, self.world.look(number)) for number in (1, 2))
+        for check in (first, self._depends, second):
             reasons = await gathered(check(draft) for draft in drafts)
             drafts = self._kept(reason or draft for draft, reason in zip(drafts, reasons, strict=True))
         families: dict[str, list[Conversation]] = {}
@@ -175,7 +174,7 @@ class Verifier:
         plan, look = draft.plan, self.world.look(0)
         for place, step in enumerate(plan.steps):
             for name, value in step.given:
-                others = self._others(step.tool, name, value)
+                others = self._others(step.tool, name, value)[: _OTHER_VALUES if plan.effect is None else 1]
                 plans = [with_argument(plan, place, name, other) for other in others]
                 outcomes = [await execute(each, look, self.world.catalog) for each in plans]
                 made = [each for each in outcomes if isinstance(each, Outcome)]

@@ -1,8 +1,9 @@
 """The calls of a synthesis. They are recorded in a cassette, so that a second run makes none, and writes are refused.
 
-A `Look` is the world on fresh servers: look 0 explores, looks 1 and 2 verify. It leases tools to episodes, like a
-toolbox. The answer to a call may depend on the writes to the same server earlier in the episode, so they are part of
-its key. Servers start at the first call that is not recorded.
+A `Look` is the world on fresh servers: look 0 explores, looks 1 and 2 verify; the clock of look 2 is a day ahead, if
+libfaketime is installed. It leases tools to episodes, like a toolbox. The answer to a call may depend on the writes to
+the same server earlier in the episode, so they are part of its key. Servers start at the first call that is not
+recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
-from mcprl.errors import BudgetExceededError, Fault, NoConsentError, ToolServerError
+from mcprl.errors import BudgetExceededError, Fault, NoConsentError, ServerStartError, ToolServerError
 from mcprl.files import canonical_json
 from mcprl.records import Observation, ToolCall
 from mcprl.tools import Cassette, Catalog, ServerSpec, Tool, Toolbox, ToolLease
@@ -31,6 +32,10 @@ __all__ = ["Access", "Look", "Seen", "World"]
 _JOURNAL: Final = "mcprl-synthesis"
 _SECONDS_PER_TOOL: Final = 240.0
 _FAILURES_PER_TOOL: Final = 3
+_RECORDED: Final = 40
+_LAST_LOOK: Final = 2
+_FAKETIME: Final = ("lib*/faketime/libfaketimeMT.so.1", "lib*/*/faketime/libfaketimeMT.so.1")
+_A_DAY_AHEAD: Final = {"FAKETIME": "+1d", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +48,11 @@ class Seen:
 
 @dataclass(slots=True)
 class Cost:
-    """The cost of a run's calls. `stopped` has the reason for each tool that is no longer called."""
+    """The cost of a run's calls. `stopped` has the reason for each tool that is no longer called. `asked` counts the
+    different calls of all looks, made or replayed."""
 
     calls: Counter[str] = field(default_factory=Counter[str])
+    asked: Counter[str] = field(default_factory=Counter[str])
     replayed: int = 0
     in_flight: int = 0
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -55,10 +62,11 @@ class Cost:
 
 class World:
     """The servers of a synthesis, and the record of their answers. The servers of look 2 start at least `apart_s` after
-    those of look 1."""
+    those of look 1. `ahead` names those whose clock is a day ahead."""
 
     catalog: Catalog
     recorded_on: date
+    ahead: list[str]
 
     def __init__(
         self,
@@ -89,28 +97,46 @@ class World:
             self.catalog = toolbox.catalog
             for name, (version, tools) in toolbox.definitions.items():
                 self.cassette.record_tools(name, version, tools)
-        for spec in self.specs:
-            await self._offered(spec)
+        recorded = {} if self.noted("start", "date", None) else self._recorded()
+        for listed in await asyncio.gather(*(self._offered(spec, recorded) for spec in self.specs)):
+            for name, values in listed.items():
+                self.offered.setdefault(name, []).extend(values)
         self.specs = tuple(map(self._isolated, self.specs))
-        begun = (_JOURNAL, "start", "date", dict[str, Any]())
-        if self.cassette.find(*begun) is None:
-            self.cassette.record(*begun, date.today().isoformat())
-        found = self.cassette.find(*begun)
-        self.recorded_on = date.fromisoformat(found.text) if found is not None else date.today()
+        self.recorded_on = date.fromisoformat(self.noted("start", "date", date.today().isoformat()))
+        self.ahead = json.loads(self.noted("clock", "ahead", None) or "[]")
         return self
+
+    def noted(self, kind: str, name: str, text: str | None) -> str:
+        """Return a note of the cassette; record `text` if there is none."""
+        place = (_JOURNAL, kind, name, dict[str, Any]())
+        found = self.cassette.find(*place)
+        if found is None and text is not None:
+            self.cassette.record(*place, text)
+        return found.text if found is not None else text or ""
 
     async def __aexit__(self, *_: object) -> None:
         await self.stack.aclose()
 
-    async def _offered(self, spec: ServerSpec) -> None:
-        """Learn what a server lists besides its tools."""
-        place = (_JOURNAL, "offered", spec.name, dict[str, Any]())
-        if self.cassette.find(*place) is None:
-            values = await offered_values(spec, self.log_dir / f"{spec.name}-offered.log", deadline_s=START_S)
-            self.cassette.record(*place, json.dumps(values, ensure_ascii=False))
-        found = self.cassette.find(*place)
-        for name, listed in json.loads("{}" if found is None else found.text).items():
-            self.offered.setdefault(name, []).extend(listed)
+    def _recorded(self) -> dict[str, dict[str, list[Any]]]:
+        """Return the values of arguments in the calls of recorded conversations, by server."""
+        found: dict[str, dict[str, list[Any]]] = {}
+        servers = {tool.name: tool.server for tool in self.catalog}
+        for each in self.cassette.recordings():
+            values = found.setdefault(servers.get(each.tool, ""), {}) if each.server != _JOURNAL else {}
+            for name, value in each.arguments.items():
+                if isinstance(value, str | int | float) and value not in values.setdefault(name, []):
+                    values[name] = [*values[name], value][:_RECORDED]
+        return found
+
+    async def _offered(self, spec: ServerSpec, recorded: Mapping[str, Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
+        """Return what a server lists besides its tools, and what conversations that were recorded before asked it."""
+        if not (known := self.noted("offered", spec.name, None)):
+            log = self.log_dir / f"{spec.name}-offered.log"
+            values: dict[str, list[Any]] = {**await offered_values(spec, log, deadline_s=START_S)}
+            for name, others in recorded.get(spec.name, {}).items():
+                values[name] = [*values.get(name, ()), *others]
+            known = self.noted("offered", spec.name, json.dumps(values, ensure_ascii=False))
+        return json.loads(known)
 
     def _isolated(self, spec: ServerSpec) -> ServerSpec:
         """Give each episode a server of its own, if writes are allowed and the server keeps no state per episode."""
@@ -148,10 +174,24 @@ class Look:
             before = self.world.look(self.number - 1).started_at if self.number > 1 else None
             if before is not None:
                 await asyncio.sleep(max(0.0, before + self.world.apart_s - time.monotonic()))
-            toolbox = Toolbox(self.world.specs, log_dir=self.world.log_dir)
-            self.toolbox = await self.world.stack.enter_async_context(toolbox)
+            self.toolbox = await self._toolbox()
             self.reading = await self.world.stack.enter_async_context(self.toolbox.lease(None))
             self.started_at = time.monotonic()
+
+    async def _toolbox(self) -> Toolbox:
+        """Start the servers; for the last look with their clocks a day ahead, if they start so."""
+        stack, specs, logs = self.world.stack, self.world.specs, self.world.log_dir
+        ahead = tuple(map(_a_day_ahead, specs)) if self.number == _LAST_LOOK else specs
+        shifted = [spec.name for spec, other in zip(specs, ahead, strict=True) if spec != other]
+        try:
+            toolbox = await stack.enter_async_context(Toolbox(ahead, log_dir=logs))
+        except ServerStartError:
+            if not shifted:
+                raise
+            toolbox, shifted = await stack.enter_async_context(Toolbox(specs, log_dir=logs)), []
+        if self.number == _LAST_LOOK:
+            self.world.ahead = json.loads(self.world.noted("clock", "ahead", json.dumps(shifted)))
+        return toolbox
 
     @asynccontextmanager
     async def lease(
@@ -170,6 +210,7 @@ class Look:
         """Return the recorded answer, or make the call and record it. Equal calls are made once."""
         name = canonical_json([tool.name, key])
         if name not in self._flights:
+            self.world.cost.asked[tool.name] += 1
             self._flights[name] = asyncio.create_task(self._answer(tool, key, make))
         return await asyncio.shield(self._flights[name])
 
@@ -215,6 +256,14 @@ class Look:
         if cost.seconds[tool.name] > _SECONDS_PER_TOOL:
             cost.stopped[tool.name] = f"its calls took more than {_SECONDS_PER_TOOL:g} s"
         return Seen(worked=seen.worked and not seen.truncated, text=seen.text)
+
+
+def _a_day_ahead(spec: ServerSpec) -> ServerSpec:
+    """Return a server that starts with its clock a day ahead; the same, if mcprl cannot do that."""
+    library = next((str(path) for pattern in _FAKETIME for path in Path("/usr").glob(pattern)), None)
+    if library is None or not (spec.command or spec.settings.start):
+        return spec
+    return replace(spec, env={**spec.env, **_A_DAY_AHEAD, "LD_PRELOAD": library})
 
 
 _Make = Callable[[], Coroutine[Any, Any, Observation]]

@@ -6,6 +6,7 @@ An effect is proven in a separate episode: a read before the write does not show
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from itertools import islice, product
@@ -18,7 +19,7 @@ from mcprl.tools import Tool
 from mcprl_synthesis.arguments import required, shaped
 from mcprl_synthesis.compose import Composer, Effect, Plan, Step
 from mcprl_synthesis.explore import Exploration, affinity
-from mcprl_synthesis.world import Look, World
+from mcprl_synthesis.world import Access, Look, World
 
 __all__ = ["codeword", "draw_write", "find_effects"]
 
@@ -36,21 +37,27 @@ def codeword(stream: random.Random) -> str:
 
 async def find_effects(world: World, found: Exploration, seed: int) -> list[Effect]:
     """Try the tools that write, on servers for which writes are allowed."""
-    effects: list[Effect] = []
-    for tool in world.catalog:
-        if tool.read_only or not world.may_call(tool):
-            continue
-        stream = random.Random(derive_seed(seed, "writes", tool.name))
-        names = required(tool)
-        choices = [_choices(found, world, tool, name, codeword(stream)) for name in names]
-        proven: list[Effect] = []
-        for values in islice(product(*choices), _COMBINATIONS):
-            arguments = dict(zip(names, values, strict=True))
-            marks = [name for name, value in arguments.items() if value == choices[names.index(name)][-1]]
-            proven += await _effects_of(world.look(0), world, found, tool, arguments, marks)
-            if len(proven) >= _EFFECTS_PER_TOOL:
-                break
-        effects += proven[:_EFFECTS_PER_TOOL]
+    tools = [tool for tool in world.catalog if not tool.read_only and world.may_call(tool)]
+    listed = await asyncio.gather(*(_effects_of(world, found, tool, seed) for tool in tools))
+    return [effect for effects in listed for effect in effects]
+
+
+async def _effects_of(world: World, found: Exploration, tool: Tool, seed: int) -> list[Effect]:
+    """Try values until some writes have an effect. A fresh server follows a write that worked; one that failed changes
+    nothing, or so it seems: each task is later proven on servers of its own."""
+    stream = random.Random(derive_seed(seed, "writes", tool.name))
+    names, look, effects = required(tool), world.look(0), list[Effect]()
+    choices = [_choices(found, world, tool, name, codeword(stream)) for name in names]
+    tried = islice(product(*choices), _COMBINATIONS)
+    values: tuple[Any, ...] | None = ()
+    while values is not None and len(effects) < _EFFECTS_PER_TOOL:
+        async with look.lease(None) as access:
+            while (values := next(tried, None)) is not None:
+                arguments = dict(zip(names, values, strict=True))
+                if (await access.see(tool.name, shaped(tool, arguments))).worked:
+                    marks = [name for name, choice in zip(names, choices, strict=True) if arguments[name] == choice[-1]]
+                    effects += await _effect_of(look, access, world, found, tool, arguments, marks)
+                    break
     return effects
 
 
@@ -62,17 +69,19 @@ def _choices(found: Exploration, world: World, tool: Tool, name: str, mark: str)
     return list(dict.fromkeys([*vouched[:1], *(next(iter(found.pool[source])) for source in sources[:2]), mark]))
 
 
-async def _effects_of(
-    look: Look, world: World, found: Exploration, tool: Tool, arguments: Mapping[str, Any], marks: Sequence[str]
+async def _effect_of(
+    look: Look,
+    access: Access,
+    world: World,
+    found: Exploration,
+    tool: Tool,
+    arguments: Mapping[str, Any],
+    marks: Sequence[str],
 ) -> list[Effect]:
-    reads = _reads(world, found, tool, arguments)
-    before = [await look.read(name, given) for name, given in reads]
-    async with look.lease(None) as access:
-        if not (await access.see(tool.name, shaped(tool, arguments))).worked:
-            return []
-        after = [await access.see(name, shaped(world.catalog[name], given)) for name, given in reads]
-    effects: list[Effect] = []
-    for (name, given), old, new in zip(reads, before, after, strict=True):
+    """Return the first effect of a write that `access` made; [] if no read shows one."""
+    for name, given in _reads(world, found, tool, arguments):
+        old = await look.read(name, given)
+        new = await access.see(name, shaped(world.catalog[name], given))
         bound = {each: next((w for w, v in arguments.items() if v == value), "") for each, value in given.items()}
         for argument, value in arguments.items():
             shown = Contains(text=str(value))
@@ -80,19 +89,17 @@ async def _effects_of(
             # A key of the read cannot be what the read proves.
             if was == now or argument in bound.values() or (now and argument not in marks):
                 continue
-            effects.append(
-                Effect(
-                    tool=tool.name,
-                    arguments=tuple(arguments.items()),
-                    payload=argument,
-                    marks=tuple(marks),
-                    probe=name,
-                    probed=tuple((each, value, bound[each]) for each, value in given.items()),
-                    removes=was,
-                )
+            effect = Effect(
+                tool=tool.name,
+                arguments=tuple(arguments.items()),
+                payload=argument,
+                marks=tuple(marks),
+                probe=name,
+                probed=tuple((each, value, bound[each]) for each, value in given.items()),
+                removes=was,
             )
-            return effects
-    return effects
+            return [effect]
+    return []
 
 
 def _reads(
