@@ -1,4 +1,4 @@
-"""Seccomp filters: their instructions, and the filter for programs of others, such as tool servers."""
+"""Seccomp filters: their instructions, and the filter for third-party programs, such as tool servers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction of a filter. A jump has the number of instructions to skip if its condition is true, or false.
+    """One instruction of a filter. A jump has two numbers of instructions to skip: if its condition is true, or false.
 
     Instruction(Operation.EQUAL, 39, 0, 1)     # if it is 39, continue; else skip the next instruction
     """
@@ -73,7 +73,7 @@ def assembled(program: Sequence[Instruction]) -> bytes:
 
 
 def denying_filter(machine: str) -> bytes:
-    """Return a filter for programs of others. It denies a few calls that no server needs, and allows all others."""
+    """Return a filter for third-party programs. It denies a few calls that no server needs, and allows all others."""
     program = filter_head(machine)
     for number in numbers(_DENIED, machine).values():
         program += [Instruction(Operation.EQUAL, number, 0, 1), Instruction(Operation.RETURN, DENY)]
