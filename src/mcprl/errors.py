@@ -582,8 +582,8 @@ class EpisodeDeadlineError(InfrastructureError, code="E-EPIS-010"):
     too short for the number of turns.
     Fix: find out what is slow with `mcprl tools stats RUN`, lower episodes.max_concurrent, or raise
     episodes.deadline_s.
-    Example: episode 3 of task d03 took longer than 600 s, 540 s of which it waited for a single answer. Fix: find out
-    whether a tool server or the sampler is slow, or raise episodes.deadline_s.
+    Example: episode 3 of task d03 took longer than 600 s, of which it spent 540 s waiting for a single answer. Fix:
+    find out whether a tool server or the sampler is slow, or raise episodes.deadline_s.
     """
 
 

@@ -356,8 +356,8 @@ class EpisodeLoop(ABC):
         """End the episode at its deadline. The unfinished turn is dropped."""
         deadline_s = self._config.episodes.deadline_s
         late = EpisodeDeadlineError(
-            f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, "
-            f"{deadline_s - episode.played_s:.3g} s of which it waited for a single answer",
+            f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, of which it spent "
+            f"{deadline_s - episode.played_s:.3g} s waiting for a single answer",
             fix="find out whether a tool server or the sampler is slow, or raise episodes.deadline_s",
         )
         await end_at_deadline(episode.environment, played_s=episode.played_s, deadline_s=deadline_s, late=late)

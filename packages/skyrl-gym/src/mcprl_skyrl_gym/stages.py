@@ -268,8 +268,8 @@ class LiveEpisode:
     def _late(self) -> EpisodeDeadlineError:
         deadline_s = self._config.episodes.deadline_s
         return EpisodeDeadlineError(
-            f"an episode of task {self._task.id} took longer than {deadline_s:g} s, "
-            f"{self._age_s() - self._played_s:.3g} s of which it waited for a single answer",
+            f"an episode of task {self._task.id} took longer than {deadline_s:g} s, of which it spent "
+            f"{self._age_s() - self._played_s:.3g} s waiting for a single answer",
             fix="find out whether a tool server or the trainer's engine is slow, or raise episodes.deadline_s",
         )
 
