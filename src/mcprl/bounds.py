@@ -1,7 +1,7 @@
 """Limits on untrusted input: recipes, task files, schemas, patterns, chat templates and cassettes.
 
 Every reader of such input uses these limits, and turns an OverLimitError into an error with a code. Reading input
-within the limits takes about a second of processor time, and memory in proportion to its size.
+within the limits takes about a second of CPU time, and memory in proportion to its size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 MAX_DEPTH = 100
 """Maximum nesting of objects and arrays, in JSON and YAML."""
 MAX_FILE_BYTES = 1024**3
-"""Maximum size of a file that is read whole: tasks, a preamble, servers, recorded conversations."""
+"""Maximum size of a task file, a preamble, an mcpServers file, or a file of recorded conversations."""
 MAX_RECIPE_BYTES = 64 * 1024
 """Maximum size of a recipe, or of the value of one --set."""
 MAX_RECIPE_NODES = 10_000
@@ -37,16 +37,16 @@ MAX_TEMPLATE_CHARS = 64 * 1024
 MAX_TEMPLATE_OUTPUT = 1024 * 1024
 """Maximum length of each text and each list that a chat template produces."""
 MAX_TEMPLATE_S = 1.5
-"""Maximum processor time for one rendering of a chat template; while a template is loaded, for all renderings together.
+"""Maximum CPU time for one rendering of a chat template; while a template is loaded, for all renderings together.
 """
 MAX_CASSETTE_VALUE_BYTES = 64 * 1024 * 1024
 """Maximum size of one value in a cassette: an answer, or the tools of a server."""
 MAX_CASSETTE_STEPS = 20
-"""Maximum number of SQLite steps per statement and byte of the cassette. Reading all recordings takes about 2."""
+"""Maximum number of SQLite steps per statement, per byte of the cassette. Reading all recordings takes about 2."""
 MAX_TOOLS = 1000
 """Maximum number of tools of one server."""
 MAX_LISTING_BYTES = 8 * 1024 * 1024
-"""Maximum size of all tools that one server lists, as JSON."""
+"""Maximum total size of the tools that one server lists, as JSON."""
 MAX_SCHEMA_BYTES = 512 * 1024
 """Maximum size of one schema, as JSON."""
 MAX_ENUM_VALUES = 10_000
@@ -60,12 +60,13 @@ MAX_PATTERN_BYTES = 256 * 1024
 MAX_PROPERTIES = 500
 """Maximum number of properties of one object in a grammar. Compile time grows with the square of this number."""
 MAX_COUNTED_CHARS = 4096
-"""Maximum number of characters in all patterns and lengths of one schema, counts expanded. Each takes up to 20 ms."""
+"""Maximum number of characters that the patterns and length limits of one schema expand to. Compiling a character takes
+up to 20 ms."""
 _MAX_TOGETHER = 4
 
 
 class OverLimitError(ValueError):
-    """Untrusted input exceeds a limit. The message names the limit, as in 'is nested more than 100 deep'."""
+    """Untrusted input exceeds a limit. The message names the limit, as in 'is nested more than 100 levels deep'."""
 
 
 class Steps:
@@ -94,7 +95,7 @@ class GrammarWork:
         self._chars_left -= chars
         if self._chars_left < 0:
             raise OverLimitError(
-                f"has patterns and lengths of more than {self._chars} characters in total, the limit for a grammar"
+                f"has patterns and length limits that expand to over {self._chars} characters, too many for a grammar"
             )
 
 
@@ -110,7 +111,7 @@ def measure(value: Any, *, most_bytes: int, most_depth: int = MAX_DEPTH) -> int:
     while pending:
         part, depth = pending.pop()
         if depth > most_depth:
-            raise OverLimitError(f"is nested more than {most_depth} deep")
+            raise OverLimitError(f"is nested more than {most_depth} levels deep")
         if isinstance(part, Mapping):
             members = cast("Mapping[str, Any]", part)
             size += 2 + sum(len(name) + 4 for name in members)
@@ -177,7 +178,7 @@ def decode_json(text: str, decoder: json.JSONDecoder | None = None, start: int =
     try:
         value, end = (decoder or _DECODER).raw_decode(text, start)
     except RecursionError as error:
-        raise OverLimitError(f"is nested more than {MAX_DEPTH} deep") from error
+        raise OverLimitError(f"is nested more than {MAX_DEPTH} levels deep") from error
     if text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH:  # few values are so large
         measure(value, most_bytes=MAX_FILE_BYTES)
     return value, end
@@ -240,7 +241,7 @@ class _Loader(yaml.SafeLoader):
 
     def _check(self, mark: Any) -> None:
         if self._deepest > MAX_DEPTH:
-            raise yaml.constructor.ConstructorError(None, None, f"nested more than {MAX_DEPTH} deep", mark)
+            raise yaml.constructor.ConstructorError(None, None, f"nested more than {MAX_DEPTH} levels deep", mark)
         if self._nodes > MAX_RECIPE_NODES:
             why = f"more than {MAX_RECIPE_NODES} values once aliases are expanded"
             raise yaml.constructor.ConstructorError(None, None, why, mark)
@@ -266,7 +267,7 @@ class _OutOfTime(BaseException):
 
 @contextmanager
 def limited_time(seconds: float, doing: str, *, file: str) -> Generator[None]:
-    """Stop the code in this context if it takes more than `seconds` of processor time. Raises OverLimitError.
+    """Stop the code in this context if it takes more than `seconds` of CPU time. Raises OverLimitError.
 
     The clock is read at each line of the Python file `file`, and at each call of a Python function. C code that one
     such line calls is not interrupted, so its input must be small.
@@ -283,6 +284,6 @@ def limited_time(seconds: float, doing: str, *, file: str) -> Generator[None]:
     try:
         yield
     except _OutOfTime:
-        raise OverLimitError(f"takes more than {seconds:g} s of processor time to {doing}") from None
+        raise OverLimitError(f"takes more than {seconds:g} s of CPU time to {doing}") from None
     finally:
         sys.settrace(before)

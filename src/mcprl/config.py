@@ -162,20 +162,20 @@ class WorkersConfig(Section):
     """Where episodes run: in this process, or in Ray workers, each with its own tool servers."""
 
     count: int = Field(default=0, ge=0)
-    """Ray workers, at one core each, on the cluster that RAY_ADDRESS names, or else on this machine; 0: run all
-    episodes in this process, without Ray."""
+    """Number of Ray workers, one core each, on the cluster at RAY_ADDRESS if that is set, otherwise on this machine; 0:
+    run all episodes in this process, without Ray."""
 
 
 class SamplerPlacement(Section):
     """The vLLM servers that sample, each a replica of the policy."""
 
     replicas: int = Field(default=1, ge=1)
-    """Number of vLLM servers. The turns of an episode and the members of a group go to the same one, unless it is
-    busier than the others by a group."""
+    """Number of vLLM servers. All turns of a group go to the same server, unless that server is busier than another
+    by more than a group."""
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs per vLLM server."""
     devices: tuple[int, ...] = ()
-    """Indices of the GPUs for vLLM, replica by replica; []: the first ones, if there are any."""
+    """Indices of the GPUs for vLLM, in the order of the replicas; []: the first GPUs, if any."""
 
     @model_validator(mode="after")
     def _devices_suffice(self) -> SamplerPlacement:
@@ -271,7 +271,7 @@ class EpisodesConfig(Section):
     max_turns: Annotated[dict[Difficulty, _AtLeastOne], BeforeValidator(_with_default_turns)] = _MAX_TURNS
     """Maximum turns per episode, by difficulty of the task."""
     deadline_s: float = Field(default=600.0, gt=0)
-    """Deadline of an episode, in seconds; it also limits single turns."""
+    """Deadline of an episode, in seconds. It also limits each turn."""
     injected_errors: float = Field(default=0.0, ge=0, lt=1)
     """Share of tool calls that mcprl makes fail on purpose, to teach the policy to recover."""
 
@@ -322,7 +322,7 @@ class RewardsConfig(Section):
     answer: float = Field(default=1.0, ge=0)
     """Weight of a correct final answer, of the judge's grade, and of what a task's own check returns."""
     state: float = Field(default=1.0, ge=0)
-    """Weight of the share of expected facts that hold at the end."""
+    """Weight of the share of expected facts that are true at the end."""
     calls: float = Field(default=0.5, ge=0)
     """Weight of the share of expected tools that were called."""
     arguments: float = Field(default=0.5, ge=0)
@@ -370,7 +370,7 @@ class LearnerConfig(Section):
     """Alpha of the adapter; its scale is alpha / rank."""
     tokens_per_pack: int = Field(default=8192, ge=1)
     """Maximum tokens per forward pass, with shared prefixes counted once. A longer episode gets a pass of its own. If
-    memory runs out, packs of half the size are tried once."""
+    memory runs out, the minibatch is repeated once with packs of half the size."""
     share_prefix: bool = True
     """Compute a prefix only once if several trajectories of a forward pass share it."""
     checkpointing: bool = True
@@ -404,8 +404,8 @@ class KlConfig(Section):
     """Target KL in nats per token; the coefficient is adapted to reach it; null: fixed coefficient."""
     cap: float | None = Field(default=None, gt=0)
     """Maximum KL in nats per token. Optimizer steps above the cap are skipped. An update that exceeds it is rolled
-    back; if that update alone moved the policy by more than half of the cap, the learning rate is halved. If the policy
-    was beyond the cap, a reference other than base is reset to it."""
+    back; if that update alone moved the policy by more than half of the cap, the learning rate is halved. If the KL
+    from the reference is above the cap, a reference other than base is reset to the policy."""
     reference: Literal["base", "ema", "sync"] = "base"
     """base: the original model; ema: a moving average of the policy; sync: a periodic copy of it."""
     lag: int | None = Field(default=None, ge=1)
@@ -774,7 +774,7 @@ class ServersConfig(Section):
     """SQLite file of recorded calls."""
     cassette_mode: CassetteMode = "live"
     """live: call the servers, without a cassette; record: call the servers and record; replay_else_live: replay
-    recorded calls, and make and record the others; replay: only replay, without servers; mixed: replay tools with
+    recorded calls, make all others, and record those; replay: only replay, without servers; mixed: replay tools with
     recordings, and call the servers of the file for all other tools."""
     settings: dict[str, ServerSettings] = Field(default_factory=dict[str, ServerSettings])
     """Settings of single servers, by name."""

@@ -46,7 +46,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
         │   ├── ServerLostError      E-TOOL-011   a tool server ended or disconnected during a call
         │   ├── CallDeadlineError    E-TOOL-012   a tool call took longer than its deadline
         │   ├── ServerFaultError     E-TOOL-013   a tool server answered a call with an internal error
-        │   ├── ServerBusyError      E-TOOL-014   a tool server asked to be called later
+        │   ├── ServerBusyError      E-TOOL-014   a tool server asked mcprl to repeat a call later
         │   └── BreakerOpenError     E-TOOL-015   a tool server kept failing and is not called for a while
         ├── SandboxLostError         E-SAND-010   the sandbox failed, and the code in it is not to blame
         ├── SamplerStartError        E-SAMP-010   the sampler did not start
@@ -54,7 +54,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
         ├── EpisodeDeadlineError     E-EPIS-010   an episode took longer than its deadline
         ├── GroupIncompleteError     E-EPIS-011   every attempt at an episode was lost
         ├── JudgeError               E-EPIS-012   the judge gave no grade
-        ├── RewardFunctionError      E-EPIS-013   a reward function failed, and the recipe says to lose the episode
+        ├── RewardFunctionError      E-EPIS-013   a reward function with on_error: lose_episode failed
         ├── LearnerLostError         E-LEARN-010  a process of the learner ended or disconnected
         ├── EngineStartError         E-ENG-010    the engine's server did not become ready
         ├── EngineLostError          E-ENG-011    the engine's server disappeared or failed a request
@@ -582,8 +582,8 @@ class EpisodeDeadlineError(InfrastructureError, code="E-EPIS-010"):
     too short for the number of turns.
     Fix: find out what is slow with `mcprl tools stats RUN`, lower episodes.max_concurrent, or raise
     episodes.deadline_s.
-    Example: episode 3 of task d03 took longer than 600 s, 540 s of that waiting for a single answer. Fix: find out
-    whether a tool server or the sampler is slow, or raise episodes.deadline_s.
+    Example: episode 3 of task d03 took longer than 600 s, of which it spent 540 s waiting for a single answer. Fix:
+    find out whether a tool server or the sampler is slow, or raise episodes.deadline_s.
     """
 
 
@@ -623,7 +623,7 @@ class LearnerLostError(InfrastructureError, code="E-LEARN-010"):
     Fix: read its log in the folder logs of the run; lower learner.tokens_per_pack, or shard the model over more
     processes; then `mcprl resume`.
     Example: learner process 1 of 2 ended with exit code -9; the end of its log: loading weights. Fix: it was killed,
-    probably for lack of memory: lower learner.tokens_per_pack, or see outputs/a/logs/learner-1.log.
+    probably because memory ran out: lower learner.tokens_per_pack, or see outputs/a/logs/learner-1.log.
     """
 
 
@@ -768,7 +768,7 @@ class AlignmentError(ConfigurationError, code="E-LEARN-001"):
     Causes: a bug in mcprl, or in a custom sampler or learner; trajectories sampled under a grammar that the learner was
     not given.
     Fix: report this bug with the trajectories of the step; give a custom learner the grammars of the model.
-    Example: only 99.12% of the learned tokens match the sampled tokens. Fix: report this bug in mcprl, with the
+    Example: only 99.12% of the scored tokens match the sampled tokens. Fix: report this bug in mcprl, with the
     trajectories of the step.
     """
 
@@ -793,7 +793,7 @@ class NonFiniteError(ConfigurationError, code="E-LEARN-003"):
     weights.
     Fix: look at the episodes in the message, lower learner.learning_rate, or set model.dtype to float32; then `mcprl
     resume` from an earlier checkpoint.
-    Example: 3 updates in a row hit NaN or Inf, most recently: a gradient is not a finite number after task d03; the
+    Example: 3 updates in a row hit NaN or Inf, most recently: the loss is not a finite number in task d03; the
     updates were rolled back. Fix: look at the episodes in the message; lower learner.learning_rate, or set model.dtype
     to float32.
     """

@@ -105,7 +105,7 @@ class EpisodeView:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The Python files in the folders of some functions, packages included, as they were when they were read.
+    """A snapshot of the Python files in the folders of some functions, including packages.
 
     Code(references=("/home/ana/rewards.py:grounded",),
          files={"/home/ana/numbers.py": b"…", "/home/ana/rewards.py": b"…"})

@@ -43,7 +43,7 @@ class AnyText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contains:
-    """The answer must contain this text as whole words, in any case."""
+    """The answer must contain this text as whole words, ignoring case."""
 
     text: str
 
@@ -151,7 +151,7 @@ class ExpectedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedWrite:
-    """A successful call that must have been made: with these arguments, and with texts that meet these expectations.
+    """A call that must have succeeded, with these arguments, and with text arguments that meet these expectations.
 
     For servers whose state cannot be read afterwards, such as recorded ones.
 
@@ -179,10 +179,10 @@ class ExpectedCheck:
 class Goal:
     """What a successful episode must do. Fields that are left out are not checked and not part of the reward.
 
-    `calls` are needed in this order unless `in_any_order`. `call_sets` has the sizes of sets of calls, which are needed
-    in this order, each in any order: (1, 2) is the first call, then the second and the third. `min_calls` is how many
-    calls must succeed in total; `state` and `writes` are one part of the reward; `rubric` is the instruction for a
-    judge, if the run has one; `check` is a function in Python.
+    `calls` are required in this order, unless `in_any_order` is set. `call_sets` divides them into sets of these sizes:
+    sets are required in order, the calls of a set in any order. (1, 2) is the first call, then the other two.
+    `min_calls` is the number of calls that must succeed in total. `state` and `writes` together are one part of the
+    reward. `rubric` is the instruction for a judge, if the run has one. `check` is a function in Python.
     """
 
     answer: ExpectedText | None = None

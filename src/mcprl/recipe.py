@@ -134,16 +134,16 @@ def _default_text(field: FieldInfo) -> str | None:
 # Settings of 0.1.0 that were removed, each with its replacement.
 CHANGED_SETTINGS = {
     "sampling.engine": "set engine, at the top level, to this value: vllm, transformers or skyrl",
-    "sampling.request_deadline_s": "set episodes.deadline_s, which now limits single turns too",
+    "sampling.request_deadline_s": "set episodes.deadline_s, which now also limits each turn",
     "sampling.vllm.start_deadline_s": "delete it: vLLM has 30 minutes to start, and its exit is noticed at once",
     "sampling.vllm.max_restarts": "delete it: the run ends after three restarts in a row without a sampled turn",
     "skyrl.start_deadline_s": "delete it: the server has 15 minutes to start, and its exit is noticed at once",
     "skyrl.request_deadline_s": "delete it: requests of the learner have a fixed deadline of 30 minutes",
     "skyrl.max_restarts": "delete it: the run ends after three recoveries in a row without progress",
-    "sampling.vllm.max_sequences": "set episodes.max_concurrent, which now limits what vLLM decodes at once too",
+    "sampling.vllm.max_sequences": "set episodes.max_concurrent, which now also limits concurrent sequences in vLLM",
     "sampling.vllm.cpu_cache_gib": "delete it, and set VLLM_CPU_KVCACHE_SPACE, vLLM's own variable",
     "workers.address": "delete it, and set RAY_ADDRESS, Ray's own variable, to the address or to auto",
-    "learner.microbatch": "set learner.tokens_per_pack, in tokens: packs hold as many episodes as fit",
+    "learner.microbatch": "set learner.tokens_per_pack instead, which limits a pack by its tokens",
     "workers.kind": "set workers.count instead: 0 runs episodes in this process, a higher number uses Ray workers",
     "workers.cpus": "delete it: a worker is one process with one core",
     "episodes.max_attempts": "delete it: an episode lost to the infrastructure gets at most 5 attempts",
@@ -153,7 +153,7 @@ CHANGED_SETTINGS = {
     "servers.settings.NAME.spares": "delete it: with isolation per_episode, two spare servers are always kept ready",
     "servers.env_file": "delete it, and write the keys to .env in the folder where mcprl is started, or export them",
     "servers.settings.NAME.start_deadline_s": "delete it: a server has 120 seconds to start",
-    "servers.settings.NAME.retry": "write attempts: 3 instead of retry: {attempts: 3}; waiting times are fixed",
+    "servers.settings.NAME.retry": "write attempts: 3 instead of retry: {attempts: 3}; delays can no longer be set",
     "servers.settings.NAME.breaker": "delete it: after 5 failures in a row, a server gets no calls for 5 seconds",
     "servers.settings.NAME.errors.tools": (
         "delete it: a rule applies to all tools, so use `match` to distinguish their results"

@@ -107,7 +107,7 @@ class Task:
         difficulty=Difficulty.MEDIUM,
         max_turns=None,                            # None: the limit of its difficulty
         world=None,                                # or the offline world that the answers come from: "market-7"
-        solution=None,                             # or a Solution, to check the task and to learn from
+        solution=None,                             # or a Solution, to check the task and to imitate
         follow_ups=(),                             # or further user messages; max_turns is then per message
         setup=(),                                  # or calls made before the first turn, to set up the world
         calls_in_order=False,                      # True: the calls of a turn are made one after another
@@ -222,7 +222,7 @@ class Trajectory:
     `stop_token_ids`. Together they determine the tokens that were allowed at each position. `Batch.learnable` marks the
     tokens that carry loss. `code` is the digest of the reward functions that scored the episode, if there were any.
 
-    If an endpoint played the episode, there are no token ids: the columns and the `sampled_ids` of the turns are empty,
+    If the episode ran at an endpoint, there are no token ids: the columns and the `sampled_ids` of the turns are empty,
     and `endpoint_tokens` has the endpoint's own counts, (read, sampled). No `Batch` accepts such a trajectory.
     """
 
@@ -257,7 +257,7 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         if self.endpoint_tokens is not None and self.token_ids:
-            raise ValueError(f"trajectory {self.task_id}/{self.member}: an endpoint gives no token ids")
+            raise ValueError(f"trajectory {self.task_id}/{self.member}: an endpoint does not return token ids")
         columns = (self.sampled, self.forced, self.fixed, self.logprobs, self.turn_index, self.weights_version)
         if any(len(column) != len(self.token_ids) for column in columns):
             raise ValueError(f"trajectory {self.task_id}/{self.member}: its columns have different lengths")
@@ -373,7 +373,7 @@ class Batch:
     def __post_init__(self) -> None:
         trajectories = self.trajectories
         if any(t.endpoint_tokens is not None for t in (*trajectories, *self.demonstrations)):
-            raise ValueError("an episode that an endpoint played cannot be trained on: it has no token ids")
+            raise ValueError("an episode that ran at an endpoint cannot be trained on: it has no token ids")
         lengths = [len(t.token_ids) for t in trajectories]
         if lengths != [len(a) for a in self.advantages] or lengths != [len(mask) for mask in self.learnable]:
             raise ValueError("a batch needs one advantage and one mask for each token of each trajectory")

@@ -210,7 +210,7 @@ ALIASES = "a: &a [1, 2, 3, 4, 5, 6, 7, 8]\n" + "".join(
 @pytest.mark.parametrize(
     ("extra", "line", "words"),
     [
-        ("seed: " + "[" * 2000 + "\n", 1, "nested more than 100 deep"),
+        ("seed: " + "[" * 2000 + "\n", 1, "nested more than 100 levels deep"),
         ("seed: &a [*a]\n", 1, "an alias that contains itself"),
         ("seed: &a {b: [*a]}\n", 1, "an alias that contains itself"),
         (ALIASES, 5, "more than 10000 values"),

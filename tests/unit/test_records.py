@@ -161,7 +161,7 @@ def played_by_an_endpoint(**changes: object) -> Trajectory:
 def test_an_episode_without_token_ids_counts_what_the_endpoint_counted_and_is_never_trained_on():
     assert EXAMPLE.token_counts == (6, 2)
     assert played_by_an_endpoint().token_counts == (40, 7)
-    with pytest.raises(ValueError, match="an endpoint gives no token ids"):
+    with pytest.raises(ValueError, match="an endpoint does not return token ids"):
         trajectory(endpoint_tokens=(40, 7))
     members = (played_by_an_endpoint(), played_by_an_endpoint(member=1))
     with pytest.raises(ValueError, match="cannot be trained on"):

@@ -44,7 +44,7 @@ class Problem(StrEnum):
     HALF_CHARACTER = "the call contains half of a surrogate pair, which is not a character"
     TOO_MANY = "a turn may contain at most {limit} calls: the rest is ignored"
     # For families whose calls are parsed by `renderers`:
-    MALFORMED = "the call does not have this model's call format: see the instructions above the tools"
+    MALFORMED = "the call does not use this model's call format: see the instructions above the tools"
     UNREADABLE = "the turn cannot be read: it is nested too deeply, or contains a number with too many digits"
 
     def say(self, **details: object) -> str:
@@ -77,8 +77,8 @@ def split_thinking(text: str, thinking: Thinking, *, call_opening: str | None) -
     """Split the text of a turn into its thinking and the rest.
 
     Thinking ends at the first `</think>`, so a call drafted before it is never executed. If there is none, thinking
-    ends at the first `call_opening`, or else at the end of the text. A turn that begins with `<think>` has thinking in
-    any case, even with NONE.
+    ends at the first `call_opening`, or else at the end of the text. A turn that begins with `<think>` always has
+    thinking, even with NONE.
 
     >>> split_thinking("Ana, then. </think>Lima.", Thinking.OPEN, call_opening="<tool_call>")
     ('Ana, then. ', 'Lima.')

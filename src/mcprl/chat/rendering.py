@@ -415,7 +415,7 @@ class Chat:
         raise UnbridgeableError(
             f"renderer {type(self._renderer).__name__} cannot continue a conversation without changing its tokens",
             fix="check that each turn ends at its first stop token and that only tool or user messages follow; if "
-            "they do, set model.renderer to chatml for a ChatML model, or to template",
+            "both are true, set model.renderer to chatml for a ChatML model, or to template",
         )
 
     def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:

@@ -104,8 +104,8 @@ CALL_SYNTAXES: Mapping[str, CallSyntax] = {
     **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _QWEN_XML),
     **dict.fromkeys(("glm-5", "glm-5.1", "glm-5.3"), _GLM_5),
 }
-"""The call syntax of each family that has a grammar, by the renderer's name. Families without one have models of more
-than 100 billion parameters only, which the engine with grammars does not train."""
+"""The call syntax of each family that has a grammar, by the renderer's name. The other families have only models with
+more than 100 billion parameters, which the engine with grammars does not train."""
 
 
 def syntax_of(chat: Chat) -> CallSyntax:

@@ -83,8 +83,8 @@ class ScoredToken:
 class ParityFigures:
     """The differences between two logprobs of the same tokens, in nats, and the ratios ρ that follow.
 
-    `kl` is the mean of k3 = ρ − 1 − log ρ. `outside_share` is the fraction of ratios outside [0.9, 1.1]. An example
-    with two tokens, of which the learner finds one twice as likely as the sampler did:
+    `kl` is the mean of k3 = ρ − 1 − log ρ. `outside_share` is the fraction of ratios outside [0.9, 1.1]. Example:
+    two tokens, of which one is twice as likely under the learner as under the sampler:
 
     ParityFigures(logprob_mean_abs_error=0.35, logprob_max_abs_error=0.69, ratio_mean=1.5, ratio_mean_abs_error=0.5,
                   kl=0.15, outside_share=0.5)
@@ -257,7 +257,7 @@ def _by_size(figures: ParityFigures, dtype: Dtype) -> Verdict:
             "difference starts",
         )
     if dtype == "float32":
-        what = "close but not exact: the sampler or the learner seems to compute in less than float32"
+        what = "close but not exact: the sampler or the learner seems to compute in lower precision than float32"
         fix = "check that both compute in float32 and, on a GPU, that neither uses TF32"
     else:
         what = "close, as usual in bfloat16: ratios start near 1, not at exactly 1"

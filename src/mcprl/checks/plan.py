@@ -144,7 +144,7 @@ def model_size(path: str, given: float | None = None) -> ModelSize:
     if named is None:
         return ModelSize(parameters=None, rank_parameters=None, source="unknown")
     scale = 1e9 if named[2].lower() == "b" else 1e6
-    return ModelSize(parameters=float(named[1]) * scale, rank_parameters=None, source="its name")
+    return ModelSize(parameters=float(named[1]) * scale, rank_parameters=None, source="from its name")
 
 
 def _count_parameters(path: Path) -> tuple[float | None, float | None]:
@@ -215,7 +215,7 @@ def _episode_figures(
         "turns": (turns, "every episode takes all turns that episodes.max_turns or its task allows"),
         "prompt_tokens": (prompt, of_prompt),
         "turn_tokens": (turn, "every turn is as long as sampling.max_tokens or model.context_tokens allows"),
-        "observation_tokens": (rest / (turns - 1) if turns > 1 else 0.0, f"the rest of {filled}"),
+        "observation_tokens": (rest / (turns - 1) if turns > 1 else 0.0, f"the remainder of {filled}"),
         "calls": (max(0.0, turns - 1), "one call in every turn except the last"),
         "tool_s": (_TOOL_S, "the speed of the tools is unknown"),
     }
@@ -231,7 +231,7 @@ def _characters(messages: Sequence[Message]) -> int:
 
 def _cpu_rate(tokens_per_s: float, constants: Constants, size: ModelSize, gpus: int) -> Figure:
     """Scale the rate of the measured CPU to a model of this size."""
-    source = f"measured on a CPU with {constants.cpu_parameters / 1e6:.0f}M parameters"
+    source = f"measured on a CPU with a model of {constants.cpu_parameters / 1e6:.0f}M parameters"
     if size.parameters is None:
         source += ", the size assumed for this model"
     if gpus:

@@ -45,7 +45,7 @@ SECTIONS = {
         "sft": "Fine-tune a model on solutions, demonstrations or chats, before training.",
         "train": "Train a model with a recipe.",
         "resume": "Resume a run from its newest valid checkpoint.",
-        "runs": "List runs, show one.",
+        "runs": "List runs, or show one.",
         "export": "Export the result of a run for the Hub, with a model card.",
         "dashboard": "Show runs in a browser: curves, health, tools, and every episode.",
     },

@@ -86,7 +86,7 @@ class Group(_PlainHelp, TyperGroup):
 
 
 class Commands(typer.Typer):
-    """A group of commands: Commands("List runs, show one, compare several.")."""
+    """A group of commands: Commands("List runs, or show one.")."""
 
     def __init__(self, help_text: str = "", group: type[Group] = Group) -> None:
         super().__init__(

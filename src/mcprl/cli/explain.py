@@ -32,7 +32,7 @@ GROUPS = {
     "WORK": "Workers",
     "RUN": "Runs and their folders",
 }
-"""Group of codes (the letters in the middle) → its topic, in the order in which a run meets them."""
+"""Topics of the error codes, by the letters in the middle of a code, in the order in which a run can raise them."""
 
 FAULTS = {
     Fault.CONFIGURATION: "an error in your files, settings or installation, which you can fix. The run stops.",

@@ -23,10 +23,10 @@ def command(
         str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
     ] = None,
     servers: Annotated[
-        Path | None, typer.Option("--servers", help="mcpServers file: a project that trains on these servers.")
+        Path | None, typer.Option("--servers", help="mcpServers file; the project trains on its servers.")
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="With --servers: synthesize tasks now, and call the read-only tools for it.")
+        bool, typer.Option("--yes", help="With --servers: synthesize tasks now, which calls read-only tools.")
     ] = False,
 ) -> None:
     """Create a project that is ready to train: an MCP server, tasks with solutions, a recipe, a test and a README.

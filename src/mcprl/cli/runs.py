@@ -175,7 +175,7 @@ def _command(text: str) -> Text:
 _OUTPUTS = Path("outputs")
 _RUN_HELP = "Run folder, or a name under outputs."
 
-app = Commands("List runs, show one.")
+app = Commands("List runs, or show one.")
 
 
 @app.command("list")

@@ -379,8 +379,8 @@ def _by_world(tasks: Sequence[Task], *, own: bool) -> dict[int, list[Task]]:
         named = _WORLD.fullmatch(task.world) if task.world is not None else None
         if task.world is not None and named is None:
             raise BadValueError(
-                f"task {task.id!r} needs the world {task.world!r}, which no server of mcprl provides",
-                fix="name the world market-SEED, or pass its servers with --servers",
+                f"task {task.id!r} needs the world {task.world!r}, which none of mcprl's servers provides",
+                fix="use a world named market-SEED, or pass the servers of this world with --servers",
             )
         worlds.setdefault(int(named[1]) if named else _ANY_WORLD, []).append(task)
     return worlds

@@ -166,7 +166,7 @@ def diff_text(lines: Iterable[str]) -> Text:
 def observation_details(seen: Observation) -> Text:
     """Format the source, latency and attempts of a result in one line."""
     if seen.fault is not None and not seen.latency_s:
-        return words(f"{seen.server or 'no server'} · refused without asking the server", "dim")
+        return words(f"{seen.server or 'no server'} · refused before reaching the server", "dim")
     details = [seen.server or "no server", f"{1000 * seen.latency_s:,.0f} ms", seen.source.value]
     details.append(f"{seen.attempts} attempt{'s' if seen.attempts > 1 else ''}")
     if seen.truncated:

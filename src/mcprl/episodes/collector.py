@@ -1,9 +1,10 @@
 """Collects complete groups. All members of all tasks run concurrently, up to a limit, and lost episodes run again.
 
 A group is returned only when it has all its members. An attempt that fails because of the infrastructure leaves only a
-`LostEpisode`: no reward of 0, no smaller group. If an episode is lost MAX_ATTEMPTS times, the run stops.
+`LostEpisode`: it does not count as a reward of 0, and the group does not become smaller. If an episode is lost
+MAX_ATTEMPTS times, the run stops.
 An episode counts as finished once it is in the journal. Episodes in the journal are not run again. If there are reward
-functions per group, the episodes of a complete group go into the journal once more, with their final rewards.
+functions per group, the episodes of a complete group are journaled again, with their final rewards.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
         expected, limit = task.goal.answer, config.episodes.turn_limit(task)
         if expected is not None and why_unusable(expected) is None and not meets(expected, solution.answer):
             raise TaskFileError(
-                f"the answer in the solution of task {task.id} does not meet its goal: {solution.answer[:200]!r}",
+                f"the answer in the solution of task {task.id} does not meet the goal: {solution.answer[:200]!r}",
                 fix="correct the solution or the goal",
             )
         if len(solution.calls) >= limit and not task.follow_ups:

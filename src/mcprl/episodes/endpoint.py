@@ -65,8 +65,8 @@ class EndpointUse:
     """The requests to an endpoint so far: EndpointUse(requests=40, prompt_tokens=31_000, completion_tokens=2_100,
     usd=0.06).
 
-    `requests` includes those that failed. `usd` is None without prices. A request whose answer was lost counts at the
-    most that it can have cost.
+    `requests` includes those that failed. `usd` is None without prices. A request whose answer was lost counts with
+    its maximum cost.
     """
 
     requests: int = 0
@@ -97,8 +97,8 @@ class Spending:
         self._settled = asyncio.Event()
 
     async def reserve(self, content: bytes, max_tokens: int | None) -> float:
-        """Reserve the most that a request can cost, and return it. Waits if running requests may leave enough of the
-        cap."""
+        """Reserve the maximum cost of a request, and return it. If the rest of the cap is too small, wait for running
+        requests, which may cost less than they reserved."""
         most = self._usd(len(content), max_tokens or 0)  # a token is at least one byte
         if self._max_usd is None:
             return most

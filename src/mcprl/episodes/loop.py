@@ -244,7 +244,7 @@ class EpisodeLoop(ABC):
         functions: Functions | None = None,
     ) -> None:
         if (judge is None) != (config.rewards.judge is None):
-            raise ValueError("pass a judge if rewards.judge is set, and only then")
+            raise ValueError("pass a judge if and only if rewards.judge is set")
         if functions is None and config.rewards.functions:
             raise ValueError("pass functions if rewards.functions is set")
         self._config = config
@@ -356,8 +356,8 @@ class EpisodeLoop(ABC):
         """End the episode at its deadline. The unfinished turn is dropped."""
         deadline_s = self._config.episodes.deadline_s
         late = EpisodeDeadlineError(
-            f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, "
-            f"{deadline_s - episode.played_s:.3g} s of that waiting for a single answer",
+            f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, of which it spent "
+            f"{deadline_s - episode.played_s:.3g} s waiting for a single answer",
             fix="find out whether a tool server or the sampler is slow, or raise episodes.deadline_s",
         )
         await end_at_deadline(episode.environment, played_s=episode.played_s, deadline_s=deadline_s, late=late)
@@ -404,7 +404,7 @@ class EpisodeRunner(EpisodeLoop):
     ) -> None:
         super().__init__(config, leases=leases, preamble=preamble, judge=judge, functions=functions)
         if (grammars is None) != (config.sampling.constrain == "off"):
-            raise ValueError("pass grammars if sampling.constrain is not off, and only then")
+            raise ValueError("pass grammars if and only if sampling.constrain is not off")
         self._chat = chat
         self._sampler = sampler
         self._grammars = grammars

@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The caller of a request was cancelled. It needs no response, and gives back anything that the request took."""
+    """The caller of a request was cancelled. It needs no response, and releases anything that the request acquired."""
 
     id: int
 

@@ -1,9 +1,8 @@
 """Episodes on Ray: one async actor per worker, on this machine or on the nodes of a cluster.
 
 Each worker opens its own tool servers, chat, grammars and judge from the run's configuration, and runs the reward
-functions that the driver read. The driver keeps what all
-workers share: the sampler, and the rate limits and budgets of the tool servers. So a node needs no accelerator. It does
-need:
+functions that the driver has read. The driver has what all workers share: the sampler, and the rate limits and budgets
+of the tool servers. So a node needs no accelerator. It does need:
 
 - mcprl of the same version, under the same Python, with the extra `ray` and those of the recipe;
 - the folder in which the run was started, with the files that its recipe names, at the same path;
@@ -363,7 +362,7 @@ class WorkerPool:
                 if self._failure is not None:
                     return  # the worker was stopped on purpose
                 self._drop(worker)
-                _logger.warning("worker %d is replaced: %s", number, error)
+                _logger.warning("replacing worker %d: %s", number, error)
                 self._failures[number] += 1
                 worker = await self._restart(number, error)
 

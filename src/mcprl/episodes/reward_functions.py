@@ -114,7 +114,7 @@ class RewardFunctions:
                 function = self._functions[name]
                 if function.probes or function.on_error != "stop":
                     raise UserCodeError(
-                        f"rewards.functions.{name} is called once per group, after its episodes released their tools",
+                        f"rewards.functions.{name} is called once per group, after the episodes returned their tools",
                         fix="remove its probes and its on_error, or make it a function per episode",
                     )
         except BaseException:
@@ -166,7 +166,7 @@ class RewardFunctions:
         )
 
     async def that_differ(self, task: Task, trajectory: Trajectory) -> list[str]:
-        """Return the functions that give an episode another value in another process. Those with probes are left out.
+        """Return the functions that give an episode a different value in a new process. Omits those with probes.
 
         No function may be running.
         """

@@ -87,7 +87,7 @@ class _Process:
                 problem, value = _checked(value, function, subject, least=0 if name == reference else -1)
             unchanged = tuple(view) if isinstance(view, list) else replace(view, probing=None)
             if pickle.dumps(unchanged) != before:
-                problem = "changed the episode, which is a copy, so that has no effect; it must only read it"
+                problem = "modified its episode, which is a copy; it must only read it"
             if problem is not None:
                 raise UserCodeError(f"{_place_of(function, reference)}: {reference} {problem}", fix="return that")
         except UserCodeError as error:

@@ -164,7 +164,7 @@ def student_cdf(t: float, freedom: int) -> float:
 def student_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's distribution for a probability of at least 0.5, by bisection."""
     if not 0.5 <= probability < 1.0:
-        raise ValueError(f"{probability} is out of range: at least 0.5 and less than 1")
+        raise ValueError(f"the probability is {probability}, but must be at least 0.5 and less than 1")
     low, high = 0.0, 1.0
     while student_cdf(high, freedom) < probability:
         high *= 2.0

@@ -314,7 +314,7 @@ def require_sharable(config: PretrainedConfig, model: str) -> None:
     if kinds != {"full_attention"}:
         raise UnsharableError(
             f"{model} has layers of {', '.join(sorted(kinds - {'full_attention'}))}; trajectories can share a prefix "
-            "only if every layer has full attention",
+            "only if every layer uses full attention",
             fix=_FIX,
         )
 

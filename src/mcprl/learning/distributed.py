@@ -231,7 +231,7 @@ class DistributedLearner:
             await asyncio.wait_for(process.wait(), _BLAME_S)
         code = process.exit_code
         how = "closed its connection" if code is None else f"ended with exit code {code}"
-        killed = "it was killed, probably for lack of memory: lower learner.tokens_per_pack, or see "
+        killed = "it was killed, probably because memory ran out: lower learner.tokens_per_pack, or see "
         return LearnerLostError(
             f"learner process {rank} of {self._size} {how}; the end of its log: {process.log_tail()}",
             fix=f"{killed if code == -signal.SIGKILL else 'see '}{process.log}",

@@ -132,7 +132,7 @@ class Optimisation:
 
     @torch.no_grad()
     def become(self, state: State) -> None:
-        """Replace the state by this one and drop all gradients."""
+        """Replace the state with this one and drop all gradients."""
         held: dict[Tensor, dict[str, Tensor]] = self.optimiser.state
         for name, parameter in self.named.items():
             own_part(parameter).copy_(state.tensors[f"policy/{name}"])

@@ -194,7 +194,7 @@ def check_alignment(pack: Pack, examples: Sequence[Example]) -> float:
     same_length = scored_N.shape == returned_N.shape
     share = float((scored_N == returned_N).double().mean()) if same_length and returned else float(same_length)
     if share < 1.0:
-        raise AlignmentError(f"only {share:.2%} of the learned tokens match the sampled tokens", fix=_REPORT)
+        raise AlignmentError(f"only {share:.2%} of the scored tokens match the sampled tokens", fix=_REPORT)
     return share
 
 

@@ -1,4 +1,4 @@
-"""The learner's state: named tensors and facts (JSON), which are everything that the next update depends on.
+"""The learner's state: named tensors and JSON facts that together determine the next update.
 
 The optimizer, the reference and the learner each save and restore their part, both to undo an update and to resume a
 run. Each process holds its shard of the state and writes two files:

@@ -223,7 +223,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
             return (
                 f"the update moved the policy by {tally.moved:.2g} nats per token, to {tally.distance:.2g} from its "
                 f"reference, and was undone because algorithm.kl.cap is {cap:g}"
-                + (f", and the learning rate is halved to {rate:.2g} from now on" if rate < rate_before else "")
+                + (f", and the learning rate was halved to {rate:.2g}" if rate < rate_before else "")
             )
         if tally.steps_made:
             return None
@@ -377,7 +377,9 @@ class _OngoingUpdate:
         elif moves:
             norm = self._optimiser.step()
             if norm is not None and not math.isfinite(norm):
-                raise NonFiniteValues(f"the norm of the gradients is not a finite number after {_named(examples)}")
+                raise NonFiniteValues(
+                    f"the gradient norm is not a finite number after the backward pass of {_named(examples)}"
+                )
             self.tally.add_step(norm)
         self.tally.losses.append(loss)
 
@@ -468,7 +470,7 @@ class _OngoingUpdate:
         self._processes.backward(loss)
         if not self._processes.everywhere(self._optimiser.gradients_are_finite()):
             names = "; ".join(self._processes.gather(_named(examples)))
-            raise NonFiniteValues(f"a gradient is not a finite number after {names}")
+            raise NonFiniteValues(f"a gradient is not a finite number after the backward pass of {names}")
 
     def _refuse_non_finite(self, logprob_N: Tensor, loss: Tensor, pack: Pack, examples: Sequence[Example]) -> None:
         finite_N = logprob_N.detach().isfinite()

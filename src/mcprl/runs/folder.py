@@ -8,7 +8,7 @@ outputs/hello-cpu/
   metrics.jsonl                   one object per step
   health.jsonl                    the verdicts on each step
   tool_stats.json                 statistics of tool calls, for `mcprl tools stats`
-  timeline.jsonl                  when each step was collected, learned from, published and saved
+  timeline.jsonl                  when each step was collected, trained on, published and saved
   trajectories/step-00000.parquet one row per episode
   tokens/step-00000.parquet       advantages and ratios of its tokens
   sft/                            the conversations imitated, and those left out with the reason
@@ -280,7 +280,7 @@ class RunFolder:
         metrics = _kept_lines(self._metrics, step, _metrics)
         health = _kept_lines(self._health, step, verdict_of)
         spans = _kept_lines(self._timeline, step, span_of)
-        with storage_faults(f"cutting {self.path} to {step} steps"):
+        with storage_faults(f"truncating {self.path} to {step} steps"):
             # removed first, because from here on the run counts as unfinished
             self._summary.unlink(missing_ok=True)
             for name in ("adapter", "model"):

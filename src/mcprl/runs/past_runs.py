@@ -48,7 +48,7 @@ class PastRun:
 
     `verdicts` are those of the last step, the most severe first; `journaled` counts finished episodes that no
     checkpoint covers; `files` has the size in bytes of each entry of the folder; times are in seconds since 1970.
-    `pid` is set for a running run, `why` for one that ended early or cannot be read.
+    `pid` is set for an active run, `why` for one that ended early or cannot be read.
 
     PastRun(path=Path("outputs/hello-cpu"), state=RunStatus.STOPPED, started=1.7e9, changed=1.7e9 + 240,
             files={"config.yaml": 2210, "metrics.jsonl": 3116, "checkpoints": 5_242_880},

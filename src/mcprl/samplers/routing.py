@@ -6,7 +6,7 @@ others idle. Hence:
 
 1. Replicas with at least `slack` more turns in flight than the least busy one are left out.
 2. Among the others, the one that has seen the longest prefix of the prompt gets the turn.
-3. If several have seen equally much, the least busy one gets it.
+3. If several have seen prefixes of the same length, the least busy one gets it.
 
 With a group's size as the slack, a whole group fits on one replica, and no replica falls behind by more than a group.
 """

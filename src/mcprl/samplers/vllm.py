@@ -328,7 +328,7 @@ class VllmSampler:
         if unfit is not None:
             raise BadValueError(
                 f"vLLM was started for learner.tuning={self._learner.tuning} and cannot load the weights in {unfit}",
-                fix="set learner.tuning to match the weights: lora for an adapter, full for a whole model",
+                fix="set learner.tuning to match the weights: lora for an adapter, full for a full model",
             )
         results = await asyncio.gather(*(replica.publish(weights) for replica in self.replicas), return_exceptions=True)
         taken = results.count(None)

@@ -45,15 +45,15 @@ FILES: Mapping[str, str] = {
     "recipe.yaml": "the run: model, tasks, servers, settings",
     "test_project.py": "runs the solutions of all tasks, without a model",
     "README.md": "next steps, and how to adapt the project",
-    ".gitignore": "what git ignores",
+    ".gitignore": "files that git ignores",
 }
 """The files of a project, each with its purpose."""
 
 FILES_FOR_SERVERS: Mapping[str, str] = {
     "recipe.yaml": "the run: model, tasks, servers, settings",
-    "hints.yaml": "values of arguments that no tool lists; empty at first",
+    "hints.yaml": "argument values that no tool returns; empty at first",
     "README.md": "the commands, from tasks to an adapter",
-    ".gitignore": "what git ignores",
+    ".gitignore": "files that git ignores",
 }
 """The files of a project that trains on servers of the user."""
 
@@ -79,22 +79,22 @@ _LINES_FOR_SERVERS = {
     "  steps: 30": "  steps: 100",
 }
 _REWARDS_FOR_SERVERS = """
-rewards: {answer: 2.0, state: 1.0, calls: 0.25, arguments: 0.25, efficiency: 0.0}   # the tasks are verified with these
+rewards: {answer: 2.0, state: 1.0, calls: 0.25, arguments: 0.25, efficiency: 0.0}   # used to verify the tasks
 """
 _HINTS = """\
-# Values that no tool lists; the end of tasks/report.md says which are missing.
+# Argument values that no tool returns. The end of tasks/report.md lists the missing ones.
 values: {}          # city: [Lima, Lagos]        or for one tool: find_person.name: [Ana, Bola]
 settings: {}        # SERVER: {rate: {calls: 5, per_s: 1}, read_only: [TOOL]}
 """
 _README_FOR_SERVERS = """\
-# {name}: a model learns your servers
+# {name}: train a model to use your servers
 
 ```bash
 {commands}
 ```
 
-`tasks/report.md` says which tools were reached, and what values are missing in `hints.yaml`. Copy the settings of
-servers in `hints.yaml`, if there are any, to `servers.settings` in `recipe.yaml`.
+`tasks/report.md` lists the tools that could be called, and the values to add to `hints.yaml`. Copy the server settings
+in `hints.yaml`, if there are any, to `servers.settings` in `recipe.yaml`.
 
 A tool that its server does not declare read-only is called only with `--allow-writes SERVER`; in `recipe.yaml`, such a
 server needs `isolation: per_episode`. `--calibrate recipe.yaml` keeps the tasks that the model solves sometimes.

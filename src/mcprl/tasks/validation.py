@@ -214,7 +214,7 @@ def unreachable_checks(task: Task, tools: ToolsByName, turns: int) -> Iterator[s
             for problem in check_call(state.tool, state.arguments, tools).problems:
                 yield f"its state is checked with {state.tool}, which {_of_tool(problem)}"
     for text in task.goal.texts_of_state:
-        yield from (f"a text of its state {problem}" for problem in _impossible(text))
+        yield from (f"the expected text of its state {problem}" for problem in _impossible(text))
 
 
 def _calls(task: Task, tools: ToolsByName) -> Iterator[str]:

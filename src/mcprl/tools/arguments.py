@@ -95,13 +95,13 @@ def _not_json(arguments: dict[str, Any]) -> str | None:
             if depth > _MAX_DEPTH:
                 return f"argument {_show(name)} is nested more than {_MAX_DEPTH} levels deep"
             if isinstance(part, float) and not math.isfinite(part):
-                return f"argument {_show(name)} holds {part}, which is not a JSON number"
+                return f"argument {_show(name)} contains {part}, which is not a JSON number"
             if isinstance(part, int) and abs(part) > sys.float_info.max:
                 return f"argument {_show(name)} contains a number that is too large"
             if isinstance(part, str) and not is_unicode(part):
                 return f"argument {_show(name)} contains text that is not valid Unicode"
             if not isinstance(part, str | int | float | dict | list) and part is not None:
-                return f"argument {_show(name)} holds a {type(part).__name__}, which is not a JSON value"
+                return f"argument {_show(name)} contains a {type(part).__name__}, which is not a JSON value"
     return None
 
 
@@ -140,7 +140,7 @@ def _explain(error: ValidationError) -> str:
             return f"{where} must be {_show(error.validator_value)}, not {_show(error.instance)}"
         case keyword:
             value = _show(error.instance)
-            return f"{where} is {value}, which breaks {keyword} {_show(error.validator_value)}"
+            return f"{where} is {value}, which violates {keyword} {_show(error.validator_value)}"
 
 
 def _explain_unknown(error: ValidationError, where: str | None) -> str:

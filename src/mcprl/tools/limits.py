@@ -7,7 +7,7 @@ and every route asks it through `RemoteLimits`.
     service = SharedLimits(limit_settings(config))         # once per run
     open_toolbox(config, log_dir=logs, limits=service)     # in each process, through a LimitsService
 
-A limit is never exceeded, even if messages between the processes are lost. If a process cannot give back what it took,
+A limit is never exceeded, even if messages between the processes are lost. If a process cannot release what it took,
 a place in the rate limit stays taken until it expires, and a call in the budget stays counted until the run ends.
 """
 

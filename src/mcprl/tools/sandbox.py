@@ -74,8 +74,8 @@ def sandbox_command(
         # Otherwise the server could put a link there, and the next sandbox would show it the target of the link.
         if (inside := next((each for each in modes if Path(each).is_relative_to(folder)), None)) is not None:
             raise ServerFileError(
-                f"server {server!r} may write to {folder}, but this folder contains {inside}, its own program or a "
-                "folder that must stay read-only",
+                f"server {server!r} may write to {folder}, but this folder contains {inside}, which is its own program "
+                "or a folder that must stay read-only",
                 fix=f"choose a smaller folder in servers.settings.{server}.sandbox.write",
             )
     modes |= dict.fromkeys(map(str, settings.write), "--bind")

@@ -206,7 +206,7 @@ class Delivery:
 
     def _fail(self, why: str) -> None:
         self._failed = True
-        self._say(f"will get no more reports: {why}")
+        self._say(f"will receive no more reports: {why}")
 
     def _say(self, text: str) -> None:
         """Record a message. Only the first one is shown."""

@@ -212,7 +212,7 @@ class Run:
             **await resource_metrics(),
         }
         self.health.note_losses(played)
-        # Episodes of a validation are not learned from, so most rules about episodes do not apply.
+        # Episodes of a validation are not trained on, so most rules about episodes do not apply.
         verdicts = self.health.judge(metrics if self.examples is None else update.metrics, update.skipped)
         record = StepRecord(
             played=played, batch=batch, ratios=update.ratios, spans=spans, metrics=metrics, verdicts=verdicts

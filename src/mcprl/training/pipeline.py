@@ -3,11 +3,11 @@
 Step s may be collected as soon as all but the last `ahead` updates before it are done. With `ahead` 0, collecting and
 learning alternate. Otherwise they overlap:
 
-    step s          ■■■■■■■□□□□□□□        ■ collected   □ learned from
+    step s          ■■■■■■■□□□□□□□        ■ collected   □ trained on
     step s + 1            ■■■■■■■■□□□□□□
     step s + 2                    ■■■■■■■■□□□□□□
 
-So no token is more than `ahead` versions old when it is learned from. The tasks of a step are chosen when the step is
+So no token is more than `ahead` versions old when it is trained on. The tasks of a step are chosen when the step is
 opened, at a fixed point in the order of updates, so they do not depend on timing.
 """
 
@@ -131,7 +131,7 @@ class Pipeline:
         return replace(collected, wait_s=time.monotonic() - started)
 
     def open_for(self, step: int) -> None:
-        """Open the steps that may be collected while `step` is the next one to learn from."""
+        """Open the steps that may be collected while `step` is the next one to train on."""
         for coming in range(step, min(step + self._ahead + 1, self._steps)):
             if coming not in self._open:
                 if coming not in self._deals:

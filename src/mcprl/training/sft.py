@@ -40,7 +40,7 @@ from mcprl.seeds import derive_seed
 from mcprl.tasks.files import Row, read_rows
 
 PATIENCE: Final = 3
-"""A run stops early after this many validations without a better loss."""
+"""A run stops early after this many validations without a lower loss."""
 _MOST_TASKS: Final = 32  # number of episodes per validation
 _VALIDATION_SHARE: Final = 0.1  # of the conversations of other tasks than the validation tasks
 _SHOWN: Final = 3
@@ -251,7 +251,7 @@ def _require_same_tokens(folder: Path, config: RunConfig) -> None:
     )
     if not same or (other.renderer, other.thinking) != (own.renderer, own.thinking):
         raise BadValueError(
-            f"the episodes of {folder} have other token ids, because their model.path, model.renderer or "
+            f"the episodes of {folder} have different token ids, because their model.path, model.renderer or "
             "model.thinking differs",
             fix="use runs of the same model, or of a model with the same tokenizer and renderer",
         )

@@ -95,7 +95,7 @@ async def test_a_world_is_put_in_place_once_and_by_its_id():
             result = await client.call_tool(tool, arguments)
             return result.content[0].text, result.is_error
 
-        assert await call("ls") == (f"No task has begun: call {BEGIN} first.", True)
+        assert await call("ls") == (f"No task has been started: call {BEGIN} first.", True)
         text, is_error = await call(BEGIN, task_id="multi_turn_base_9999")
         assert "no multi-turn task" in text
         assert is_error

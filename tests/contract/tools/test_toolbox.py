@@ -91,11 +91,11 @@ async def test_an_unparsable_call_is_answered_with_its_problem(lease):
     [
         ({"nights": 2}, "missing argument 'city' (string)"),
         ({"city": "Lima", "nights": "two"}, "argument 'nights' must be integer, not string"),
-        ({"city": "Lima", "nights": 0}, "argument 'nights' is 0, which breaks minimum 1"),
+        ({"city": "Lima", "nights": 0}, "argument 'nights' is 0, which violates minimum 1"),
         ({"city": "Lima", "nights": 1, "room": "attic"}, "argument 'room' must be one of 'single', 'double'"),
         ({"city": "Lima", "nights": 1, "guests": ["Ana", 3]}, "argument 'guests.1' must be string, not integer"),
         ({"city": "\ud800", "nights": 1}, "argument 'city' contains text that is not valid Unicode"),
-        ({"city": "Lima", "nights": float("nan")}, "argument 'nights' holds nan, which is not a JSON number"),
+        ({"city": "Lima", "nights": float("nan")}, "argument 'nights' contains nan, which is not a JSON number"),
     ],
 )
 async def test_bad_arguments_are_explained_to_the_policy_in_one_line(lease, arguments, problem):

@@ -140,7 +140,7 @@ def test_a_turn_cut_inside_a_character_is_read(readers):
     ("family", "text", "problem"),
     [
         ("qwen3.5", "<tool_call>\n<function=a>\n", "the call has no closing marker"),
-        ("qwen3.5", "<tool_call>\n{}\n</tool_call>", "the call does not have this model's call format"),
+        ("qwen3.5", "<tool_call>\n{}\n</tool_call>", "the call does not use this model's call format"),
         ("glm-4.5", "<tool_call></tool_call>", "the call does not name a tool"),
         (
             "kimi-k2",
@@ -160,8 +160,8 @@ def test_a_turn_cut_inside_a_character_is_read(readers):
             "<|tool_call_end|><|tool_calls_section_end|>",
             "the arguments must be a JSON object",
         ),
-        ("gemma4", "<|tool_call>call:a{b}<tool_call|>", "the call does not have this model's call format"),
-        ("deepseek-v4", '<｜DSML｜invoke name="a">\nx</｜DSML｜invoke>', "the call does not have this model's"),
+        ("gemma4", "<|tool_call>call:a{b}<tool_call|>", "the call does not use this model's call format"),
+        ("deepseek-v4", '<｜DSML｜invoke name="a">\nx</｜DSML｜invoke>', "the call does not use this model's"),
     ],
 )
 def test_a_call_that_cannot_be_used_says_why_in_our_words(family, text, problem, readers):

@@ -247,7 +247,7 @@ def test_rounding_is_usual_in_bfloat16_and_not_in_float32(played, rounded, recor
     assert "usual in bfloat16" in usual.verdict.what
     unusual = check(played.trajectories, scores, scores_at_1=at_1)
     assert unusual.verdict.severity is Severity.WARN
-    assert "the sampler or the learner seems to compute in less than float32" in unusual.verdict.what
+    assert "the sampler or the learner seems to compute in lower precision than float32" in unusual.verdict.what
 
 
 def test_the_verdict_says_if_training_would_stop(played, rounded):

@@ -309,9 +309,9 @@ def test_memory_grows_with_workers_and_live_episodes():
 @pytest.mark.parametrize(
     ("path", "given", "parameters", "source"),
     [
-        ("Qwen/Qwen3-0.6B", None, 0.6e9, "its name"),
-        ("/models/smollm2-135m", None, 135e6, "its name"),
-        ("Qwen/Qwen3-8B-Base", None, 8e9, "its name"),
+        ("Qwen/Qwen3-0.6B", None, 0.6e9, "from its name"),
+        ("/models/smollm2-135m", None, 135e6, "from its name"),
+        ("Qwen/Qwen3-8B-Base", None, 8e9, "from its name"),
         ("some/model", None, None, "unknown"),
         ("some/model", 5e9, 5e9, "given"),
     ],

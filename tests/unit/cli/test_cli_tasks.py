@@ -154,7 +154,7 @@ def test_solutions_are_played_on_the_servers_and_one_that_earns_less_than_everyt
 def test_a_task_of_another_world_than_the_servers_is_not_played(run, write, directory):
     with pytest.raises(OtherWorldError, match="market-7"):
         run("validate", write(ZONE | {"world": "market-7"}), "--servers", directory, "--gold")
-    with pytest.raises(BadValueError, match="the world 'staging', which no server of mcprl provides"):
+    with pytest.raises(BadValueError, match="the world 'staging', which none of mcprl's servers provides"):
         run("validate", write(ZONE | {"world": "staging"}))
 
 

@@ -209,7 +209,7 @@ def test_names_from_a_file_of_figures_are_no_markup():
         ),
         (
             Observation(tool="t", server=None, text="", fault=Fault.POLICY),
-            "no server · refused without asking the server",
+            "no server · refused before reaching the server",
         ),
     ],
 )

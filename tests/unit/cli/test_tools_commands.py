@@ -133,7 +133,7 @@ def test_a_refused_call_prints_what_the_policy_would_read_and_exits_with_1(mcprl
     assert "There is no tool 'find_persn'" in unknown.stdout
     assert "'find_person'" in unknown.stdout
     assert unknown.stderr.splitlines() == [
-        "no server · refused without asking the server",
+        "no server · refused before reaching the server",
         "To accept this name, add this to the recipe: "
         "servers: {settings: {directory: {tool_aliases: {find_persn: find_person}}}}",
     ]

@@ -275,7 +275,7 @@ async def test_an_injected_failure_is_shown_to_the_policy_like_any_other_result(
 
 async def test_a_judge_and_its_setting_go_together(chat):
     config = make_config(rewards=RewardsConfig(judge=JudgeConfig(url="http://127.0.0.1:1/v1", model="m")))
-    with pytest.raises(ValueError, match=r"pass a judge if rewards\.judge is set, and only then"):
+    with pytest.raises(ValueError, match=r"pass a judge if and only if rewards\.judge is set"):
         EpisodeRunner(config, chat=chat, sampler=None, leases=None, preamble=())
 
 

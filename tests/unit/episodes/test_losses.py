@@ -112,8 +112,8 @@ def test_losses_that_go_together_with_a_tool_are_named():
     health = Health(make_config())
     health.note_losses([made_group("a", *kept, lost=lost)])
     [verdict] = health.judge({})
-    assert (verdict.name, verdict.severity) == ("caused faults", Severity.WARN)
-    assert verdict.what == "lost turns coincide with tool run (8 of 8 turns lost; without it, 0 of 40)"
+    assert (verdict.name, verdict.severity) == ("server crashes", Severity.WARN)
+    assert verdict.what == "lost turns correlate with tool run (8 of 8 turns lost; without it, 0 of 40)"
 
 
 def test_a_turn_that_caused_a_fault_counts_as_lost():

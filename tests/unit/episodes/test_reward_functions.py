@@ -118,10 +118,10 @@ MISTAKES = {
     "return episode.answer + 1": r"rewards\.py:5: TypeError",
     "return max(float(part) for part in ())": r"rewards\.py:5: ValueError",
     "return 1.0 if price > 0 else 0.0": r"rewards\.py:5: NameError",
-    "episode.parts['calls'] = 0.0; return 1.0": r"rewards\.py:4: .* changed the episode",
-    "episode.task.metadata['seen'] = True; return 1.0": r"rewards\.py:4: .* changed the episode",
-    "episode.calls[0].arguments.clear(); return 1.0": r"rewards\.py:4: .* changed the episode",
-    "object.__setattr__(episode, 'answer', ''); return 1.0": r"rewards\.py:4: .* changed the episode",
+    "episode.parts['calls'] = 0.0; return 1.0": r"rewards\.py:4: .* modified its episode",
+    "episode.task.metadata['seen'] = True; return 1.0": r"rewards\.py:4: .* modified its episode",
+    "episode.calls[0].arguments.clear(); return 1.0": r"rewards\.py:4: .* modified its episode",
+    "object.__setattr__(episode, 'answer', ''); return 1.0": r"rewards\.py:4: .* modified its episode",
 }
 
 
@@ -311,7 +311,7 @@ async def test_a_function_that_sorts_its_group_is_named_because_its_values_would
     )
     async with opened(tmp_path, text) as functions:
         group = [replace(made_trajectory("a", n), answer="ba"[n], reward_parts={"answer": 1.0}) for n in range(2)]
-        with pytest.raises(UserCodeError, match=r"rewards\.py:3: .* changed the episode"):
+        with pytest.raises(UserCodeError, match=r"rewards\.py:3: .* modified its episode"):
             await functions.grade_group(TASK, group, RewardsConfig(functions=functions_of(functions)))
 
 

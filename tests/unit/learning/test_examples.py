@@ -102,7 +102,7 @@ def test_one_altered_id_in_the_packed_tensor_is_found(made, data, tree):
     pack, examples = packed(made, tree=tree)
     n = data.draw(st.integers(0, len(pack.sequence_N) - 1))
     pack.targets.token_id_N[n] += 1
-    with pytest.raises(AlignmentError, match=r"E-LEARN-001 only \d+\.\d\d% of the learned tokens"):
+    with pytest.raises(AlignmentError, match=r"E-LEARN-001 only \d+\.\d\d% of the scored tokens"):
         check_alignment(pack, examples)
 
 

@@ -88,7 +88,7 @@ async def test_an_update_beyond_the_cap_is_undone_whole_and_the_rate_is_halved(m
     assert update.weights.version == 1
     assert not (tmp_path / "v2").exists()
     assert update.skipped is not None
-    assert "was undone because algorithm.kl.cap is 0.5, and the learning rate is halved to" in update.skipped
+    assert "was undone because algorithm.kl.cap is 0.5, and the learning rate was halved to" in update.skipped
 
 
 async def test_after_jumps_the_rate_falls_until_an_update_stays_below_the_cap(model, tmp_path):

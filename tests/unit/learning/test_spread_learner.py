@@ -133,7 +133,7 @@ async def test_a_killed_process_is_blamed_and_not_the_one_that_failed_by_it(lear
     made = learner(failing, killed_later, blame_s=DEADLINE_S)
     os.mkfifo(tmp_path / "scripts" / "alive")
     async with made as held:
-        with pytest.raises(LearnerLostError, match=r"process 1 of 2 .* exit code -9.*lack of memory"):
+        with pytest.raises(LearnerLostError, match=r"process 1 of 2 .* exit code -9.*because memory ran out"):
             await held.read(())
 
 

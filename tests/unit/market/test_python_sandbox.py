@@ -137,20 +137,20 @@ async def test_large_data_goes_in_and_a_small_result_comes_out(sandbox):
 @pytest.mark.parametrize(
     ("limits", "code", "message"),
     [
-        ({"cpu_s": 1}, "while True: pass", "The code took more than 1 s of processor time and was killed."),
+        ({"cpu_s": 1}, "while True: pass", "The code took more than 1 s of CPU time and was killed."),
         (
             {"cpu_s": 1, "deadline_s": 120.0},
             "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
             "The interpreter was killed by SIGKILL.",
         ),
         ({"deadline_s": 0.3}, "import time\ntime.sleep(60)", "The code did not finish within 0.3 s and was killed."),
-        ({}, "bytearray(2 ** 31)", "The code needs more memory than the limit of 1024 MB."),
-        ({}, "print('x' * 2 ** 21)", "The code printed more than the limit of 1 MB."),
-        ({}, "'x' * 2 ** 21", "The result is larger than the limit of 1 MB."),
+        ({}, "bytearray(2 ** 31)", "The code exceeded the memory limit of 1024 MB."),
+        ({}, "print('x' * 2 ** 21)", "The code exceeded the output limit of 1 MB."),
+        ({}, "'x' * 2 ** 21", "The result exceeds the limit of 1 MB."),
         (
             {},
             "for n in range(10**6): open(f'/tmp/{n}', 'w').close()",
-            "The code created more files than the limit of 4096.",
+            "The code exceeded the limit of 4096 files.",
         ),
         ({}, "import os\nos._exit(3)", "The code exited the interpreter with status 3."),
     ],

@@ -72,6 +72,6 @@ async def test_tasks_that_are_always_or_never_solved_are_left_out_of_both_files(
 
 @pytest.mark.process
 async def test_a_policy_that_solves_nothing_ends_in_an_error_that_names_the_figures(tmp_path):
-    with pytest.raises(NoReachableToolError, match="0 were always and 2 never solved in 4 attempts"):
+    with pytest.raises(NoReachableToolError, match="0 of 2 tasks were always solved and 2 never"):
         await calibrated(tmp_path, {"train.jsonl": ["never-1", "never-2"]})
     assert len(load_tasks(tmp_path / "train.jsonl")) == 2

@@ -253,8 +253,8 @@ def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_fac
             "awnser: unknown field (did",
         ),
         ('{"id": "b", "prompt": "x", "answer": {"matches": "' + "a" * 5000 + '"}}', "more than 4096 characters"),
-        ('{"id": "b", "prompt": ' + "[" * 101 + "]" * 101 + "}", "it is nested more than 100 deep"),
-        ('{"id": "b", "prompt": ' + "[" * 100_000, "it is nested more than 100 deep"),
+        ('{"id": "b", "prompt": ' + "[" * 101 + "]" * 101 + "}", "it is nested more than 100 levels deep"),
+        ('{"id": "b", "prompt": ' + "[" * 100_000, "it is nested more than 100 levels deep"),
         ('{"id": "b", "prompt": ' + "9" * 5000 + "}", "a number has too many digits"),
     ],
 )

@@ -74,4 +74,4 @@ def deep(levels: int) -> dict[str, Any]:
     return schema
 
 
-REFUSED["a deep schema"] = (deep(80), "nested more than 100 deep")
+REFUSED["a deep schema"] = (deep(80), "nested more than 100 levels deep")

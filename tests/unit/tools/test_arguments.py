@@ -97,11 +97,11 @@ def test_good_arguments_have_no_problem():
             "unknown argument 'qq' (known: children) in argument 'tree'.",
         ),
         ({"city": True}, "argument 'city' must be string, not boolean."),
-        ({"city": "lima"}, "argument 'city' is 'lima', which breaks pattern '^[A-Z]'."),
+        ({"city": "lima"}, "argument 'city' is 'lima', which violates pattern '^[A-Z]'."),
         ({"city": "Lima", "exact": 2}, "argument 'exact' must be {\"a\": 1}, not 2."),
-        ({"city": "Lima", "nights": float("inf")}, "argument 'nights' holds inf, which is not a JSON number."),
+        ({"city": "Lima", "nights": float("inf")}, "argument 'nights' contains inf, which is not a JSON number."),
         ({"city": "Lima", "tree": nested(5000)}, "argument 'tree' is nested more than 64 levels deep."),
-        ({"city": "Lima", "room": {1, 2}}, "argument 'room' holds a set, which is not a JSON value."),
+        ({"city": "Lima", "room": {1, 2}}, "argument 'room' contains a set, which is not a JSON value."),
     ],
 )
 def test_the_sentence_names_the_argument_and_what_is_expected(arguments, problem):

@@ -142,7 +142,7 @@ def test_episodes_of_earlier_runs_keep_their_tokens_and_get_the_temperature_of_t
 
 def test_a_run_in_other_tokens_and_a_folder_that_is_no_run_are_refused(chat, tmp_path):
     other = earlier_run(tmp_path / "run", episode("a", 0, answer=1.0), renderer="qwen3")
-    with pytest.raises(BadValueError, match="have other token ids"):
+    with pytest.raises(BadValueError, match="have different token ids"):
         gather(chat, tmp_path, [make_task("a")], other)
     (tmp_path / "folder").mkdir()
     with pytest.raises(NoRunError, match=r"has no config\.yaml"):

@@ -121,7 +121,7 @@ def find_tokenizer(model: str) -> Path:
         raise Refusal(
             404,
             "no-tokenizer",
-            f"this machine has no tokenizer.json of the model {model}",
+            f"this machine has no tokenizer.json for the model {model}",
             "restore the model's folder",
         )
     return found

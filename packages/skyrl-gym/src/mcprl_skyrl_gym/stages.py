@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Held(Generic[T]):
-    """Enters and leaves a context in the same asyncio task, whichever tasks call this. Timeouts in it need that."""
+    """Enters and leaves a context in one asyncio task, whichever tasks call this, as timeouts inside it require."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context
@@ -268,8 +268,8 @@ class LiveEpisode:
     def _late(self) -> EpisodeDeadlineError:
         deadline_s = self._config.episodes.deadline_s
         return EpisodeDeadlineError(
-            f"an episode of task {self._task.id} took longer than {deadline_s:g} s, "
-            f"{self._age_s() - self._played_s:.3g} s of that waiting for a single answer",
+            f"an episode of task {self._task.id} took longer than {deadline_s:g} s, of which it spent "
+            f"{self._age_s() - self._played_s:.3g} s waiting for a single answer",
             fix="find out whether a tool server or the trainer's engine is slow, or raise episodes.deadline_s",
         )
 
@@ -366,7 +366,7 @@ async def _open_stage(config: RunConfig, portal: BlockingPortal) -> AsyncGenerat
         judge, functions = await stack.enter_async_context(open_graders(config, toolbox, Path(logs), code))
         if functions is not None and functions.of_groups:
             raise BadValueError(
-                f"the reward function {functions.of_groups[0]} needs whole groups, but SkyRL plays single episodes",
+                f"the reward function {functions.of_groups[0]} scores whole groups, but SkyRL runs single episodes",
                 fix="remove it from rewards.functions, or replace it with a function per episode",
             )
         yield Stage(config, portal, toolbox=toolbox, wording=wording, judge=judge, functions=functions)

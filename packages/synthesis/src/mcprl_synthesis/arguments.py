@@ -1,6 +1,6 @@
-"""Arguments of tools as flat values: {"entities.name": "Ana"} for a list of objects, of which a call gives one.
+"""Arguments of tools as flat values: {"entities.name": "Ana"} for a list of objects, of which a call passes one.
 
-Exploration and plans deal in flat values. `shaped` makes of them what the schema wants.
+Exploration and plans use flat values. `shaped` converts them to what the schema requires.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _leaves(name: str, schema: Mapping[str, Any], needed: bool, root: Mapping[st
 
 
 def shaped(tool: Tool, flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat arguments as the schema of the tool wants them."""
+    """Convert flat arguments to what the schema of the tool requires."""
     return _shaped("", tool.parameters, flat, tool.parameters) or {}
 
 
@@ -82,7 +82,7 @@ def required(tool: Tool) -> list[str]:
 
 
 def type_of(schema: Mapping[str, Any]) -> str:
-    """Return the first type of a schema; "" if it says none."""
+    """Return the first type of a schema; "" if it has none."""
     types = [kind for kind in _listed(schema.get("type")) if kind != "null"]
     return str(types[0]) if types else ""
 
@@ -101,7 +101,7 @@ def of_schema(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def typed(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a value of a result as the type that an argument wants; None if it cannot be one."""
+    """Convert a value of a result to the type of an argument; None if that is impossible."""
     kind, number = type_of(schema), number_of(str(value))
     if kind == "string":
         return str(value)

@@ -17,9 +17,9 @@ __all__ = ["calibrate"]
 
 
 async def calibrate(request: Request, out: Path, names: Sequence[str], watcher: Watcher) -> dict[str, int]:
-    """Play every task of the files `names` as often as the request says; keep those solved sometimes.
+    """Run the requested number of attempts at every task of the files `names`. Keep tasks that are sometimes solved.
 
-    Writes calibration.json: how often each task was solved, of how many attempts. Returns how many tasks were always,
+    Writes calibration.json, with the number of successes and attempts of each task. Returns how many tasks were always,
     sometimes and never solved.
     """
     files = {name: list(load_tasks(out / name)) for name in names if (out / name).exists()}
@@ -33,8 +33,8 @@ async def calibrate(request: Request, out: Path, names: Sequence[str], watcher: 
     kept = {name: [task for task in tasks if task.id in chosen] for name, tasks in files.items()}
     if not any(kept.values()):
         raise NoReachableToolError(
-            f"of {len(solved)} tasks, {always} were always and {never} never solved in {request.episodes} attempts: "
-            "none is left to learn from",
+            f"in {request.episodes} attempts each, {always} of {len(solved)} tasks were always solved and {never} "
+            "never: no task is left to train on",
             fix="raise --attempts, calibrate another model, or train with algorithm.warm_start first",
         )
     for name, tasks in kept.items():

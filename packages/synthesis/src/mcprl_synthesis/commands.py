@@ -59,13 +59,14 @@ def synthesize(  # noqa: PLR0913 - each is an option of the command line
         ),
     ] = None,
     hints: Annotated[
-        Path | None, typer.Option("--hints", help="YAML file with values of arguments and settings of servers.")
+        Path | None, typer.Option("--hints", help="YAML file with argument values and server settings.")
     ] = None,
     cassette: Annotated[
         Path | None, typer.Option("--cassette", help="Cassette for the calls; default: cassette.sqlite in --out.")
     ] = None,
     distractors: Annotated[
-        int, typer.Option("--distractors", min=0, help="Tools that each task offers and does not need.")
+        int,
+        typer.Option("--distractors", min=0, help="Number of unneeded tools that each task offers."),
     ] = 3,
     wording_endpoint: Annotated[
         str | None,
@@ -76,9 +77,7 @@ def synthesize(  # noqa: PLR0913 - each is an option of the command line
     ] = None,
     calibrated: Annotated[
         Path | None,
-        typer.Option(
-            "--calibrate", metavar="RECIPE", help="Keep the tasks that the recipe's model solves sometimes, not always."
-        ),
+        typer.Option("--calibrate", metavar="RECIPE", help="Keep only tasks that the recipe's model solves sometimes."),
     ] = None,
     attempts: Annotated[int, typer.Option("--attempts", min=2, help="Attempts per task with --calibrate.")] = 4,
 ) -> None:
@@ -128,8 +127,8 @@ def _calibrate(console: Console, recipe: Path, out: Path, attempts: int) -> None
     with StageConsole(attempts * sum(1 for name in _FILES for _ in _lines(out / name))) as watcher:
         made = asyncio.run(calibrate(request, out, _FILES, watcher))
     console.print(
-        f"{made['sometimes']} tasks are kept, which were solved in some of {attempts} attempts; {made['always']} were "
-        f"always solved, {made['never']} never",
+        f"kept {made['sometimes']} tasks that were solved in some of {attempts} attempts; {made['always']} were always "
+        f"solved, {made['never']} never",
         soft_wrap=True,
     )
 

@@ -1,7 +1,7 @@
 """Composes tasks from proven links: plans of calls, their execution, and the wording of the question.
 
-Executing a plan gives the solution. Of what a server wrote, the question contains only names of tools, arguments and
-fields, and proven values.
+Executing a plan gives the solution. From a server's texts, a question contains only proven values and the names of
+tools, arguments and fields.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """A proven write: after it, the probe shows the payload, or with `removes` no longer does.
+    """A proven write: after it, the probe shows the payload, or, with `removes`, no longer shows it.
 
     `marks` are arguments that may have any value. `probed` are the probe's arguments; each is a value, or takes the
     value of an argument of the write.

@@ -22,7 +22,7 @@ _STYLE: Final = (
 
 
 def graph_svg(tools: Mapping[str, Sequence[str]], edges: Mapping[tuple[str, str], Sequence[str]]) -> str:
-    """Draw tools, a column for each server, and links between them. Pointing at a link shows its fields."""
+    """Draw tools, a column for each server, and links between them. Hovering over a link shows its fields."""
     width, height = _BOX
     corner = {
         tool: (20 + _COLUMN * column, 40 + _ROW * row)
@@ -58,7 +58,7 @@ def graph_svg(tools: Mapping[str, Sequence[str]], edges: Mapping[tuple[str, str]
 
 
 def page(markdown: str, svg: str) -> str:
-    """Return the report as a page. HTML in it is shown, not obeyed."""
+    """Return the report as a page. HTML in it is escaped."""
     body = str(MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown))
     body = re.sub(r'<pre><code class="language-mermaid">.*?</code></pre>', lambda _: svg, body, flags=re.DOTALL)
     return (

@@ -96,14 +96,14 @@ class Synthesis:
         if figures["wordings"]:
             yield from _table("questions that the model reworded", figures["wordings"])
         yield from self._tools()
-        yield "## Links\n\nThe tool accepts values of the field, but no junk of the same shape.\n"
+        yield "## Links\n\nA tool at the end of an arrow accepts values of the field, but not junk of the same shape.\n"
         yield "```mermaid\ngraph LR"
         yield from (f'  {one} -->|"{label}"| {two}' for one, two, label in self._links())
         yield "```\n"
         ahead = ", ".join(figures["clock_a_day_ahead"]) or "no server"
         yield f"The solutions were also played with the clock a day ahead, for: {ahead}.\n"
         if figures["volatile"]:
-            yield "Fields that change over time, and are never asked for: " + ", ".join(figures["volatile"]) + ".\n"
+            yield "Fields that change over time, so no task asks for them: " + ", ".join(figures["volatile"]) + ".\n"
         if figures["unreached"]:
             yield "## Tools that need hints\n\nWrite values into a file for `--hints`:\n\n```yaml\nvalues:"
             for tool, names in figures["unreached"].items():

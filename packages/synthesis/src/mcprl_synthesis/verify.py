@@ -2,7 +2,7 @@
 
 The solution earns 1.0 on two fresh servers, with the same values, at least a minute and, if libfaketime is installed, a
 day apart; doing nothing earns 0; changing an argument changes the answer and earns less than 1; the cheap policies of
-`mcprl tasks import` earn at most half; the question gives away neither the answer nor a value between the calls; no
+`mcprl tasks import` earn at most half; the question reveals neither the answer nor a value passed between calls; no
 other task asks the same question.
 """
 
@@ -100,10 +100,10 @@ class Verifier:
         entities = composer.entities(plan, outcome.links)
         sides = {composer.held("entity", entity) for entity in entities}
         if len(sides) > 1:
-            return "entities of both training and validation"
+            return "its entities are from both training and validation"
         held = sides == {True} or (not sides and composer.held("family", plan.family))
         if not held and composer.held("family", plan.family):
-            return "a held-out family with training entities"
+            return "a held-out family of questions about training entities"
         named = derive_seed(self.seed, "style", plan.family, repr(plan))
         styles = HELD_STYLES if held and named % 2 else STYLES
         asked = question(plan, styles[named // 2 % len(styles)])
@@ -210,7 +210,7 @@ class Verifier:
             arguments = shaped(self.world.catalog[effect.tool], {**written, effect.payload: wrong})
             cheap = replace(write, arguments=arguments)
             if said and await self._earned(draft, (*reads, cheap), said) > CHEAP:
-                return "a cheap policy passes: it writes everything that it has read"
+                return "a trivial policy passes: it writes everything that it has read"
         return None
 
     def _others(self, tool: str, name: str, value: Any) -> list[Any]:
@@ -231,7 +231,7 @@ class Verifier:
             before = fields_of(solution.seen[place].text).get(ref)
             now = fields_of(seen[place]).get(ref) if place < len(seen) else None
             if now is None:
-                return "a call has no such answer on fresh servers"
+                return "a call returns something else on fresh servers"
             if now != before:
                 self.volatile.add(f"{draft.plan.steps[place].tool}: {' '.join(ref)}")
                 return "a field is volatile"
@@ -304,7 +304,7 @@ def common_word(probed: tuple[Seen, Seen], value: str) -> str | None:
 
 
 def whole_arguments(tool: Tool, written: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call that have no part which `made` leaves open."""
+    """Return the arguments of a call that `made` determines completely."""
     whole = shaped(tool, written)
     return {name: value for name, value in shaped(tool, made).items() if whole[name] == value}
 

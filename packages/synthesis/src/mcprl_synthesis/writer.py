@@ -1,7 +1,7 @@
 """A model behind an OpenAI-compatible endpoint rephrases questions and proposes values of arguments.
 
-Nothing that it writes is believed. A question is accepted only if it keeps all values, adds none, gives away nothing
-and cheap policies still fail; a proposed value is proven like any other. The answers are in the cassette.
+Its output is not trusted. A question is accepted only if it keeps all values, adds none, does not reveal the answer,
+and cheap policies still fail; a proposed value is verified like any other. The answers are in the cassette.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def why_refused(draft: Draft, asked: str) -> str | None:
     if not all(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", asked) for value in given if value in old):
         return "a value is missing"
     if set(numbers_in(asked)) != set(numbers_in(old)):
-        return "its numbers are others"
+        return "its numbers differ"
     if draft.outcome.check is not None and meets(draft.outcome.check, asked):
-        return "it has the answer"
+        return "it contains the answer"
     if any(meets(Contains(text=link), asked) for link in draft.outcome.links):
-        return "it has a value that a call must find"
+        return "it contains a value that a call must find"
     return None

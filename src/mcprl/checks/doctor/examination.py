@@ -136,7 +136,7 @@ class Opened(Generic[T]):
     @property
     def value(self) -> T:
         if self._value is None:
-            raise RuntimeError(f"the checks have not opened {self.words} yet")
+            raise RuntimeError(f"no earlier check has stored {self.words}")
         return self._value
 
     def put(self, value: T) -> None:

@@ -76,7 +76,7 @@ def _context(config: RunConfig, folder: Path) -> Iterator[Finding]:
     if config.engine == "vllm":
         yield wrong("model context", f"{what}: vLLM would not start", fix, BadValueError.code)
     else:
-        yield warning("model context", f"{what}: its output beyond them is unreliable", fix=fix)
+        yield warning("model context", f"{what}: its output past that length is unreliable", fix=fix)
 
 
 def _is_folder(path: str) -> bool:
@@ -136,9 +136,9 @@ async def check_template(examination: Examination) -> AsyncIterator[Finding]:
         return
     yield warning(
         "template",
-        f"{chat.family}: continuing a conversation and rendering it from scratch give different tokens; training only "
-        "continues conversations, but an inference server that renders them from scratch would give the policy "
-        "prompts unlike those in training",
+        f"{chat.family}: continuing a conversation and rendering it from scratch give different tokens; training "
+        "always continues the conversation, but an inference server that renders it from scratch would give the policy "
+        "prompts that differ from those in training",
         fix="serve the trained model with a client that keeps the tokens of earlier turns, or try "
         "model.renderer=template or model.renderer=chatml",
     )

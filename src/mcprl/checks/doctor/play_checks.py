@@ -99,7 +99,7 @@ async def _own_functions(functions: RewardFunctions, groups: Sequence[Group]) ->
     if not differ:
         return None
     what = f"{', '.join(differ)} scored the same episode differently in two processes, so rewards depend on chance"
-    return warning("code", what, "use no clock, process id or random numbers without a seed in the function")
+    return warning("code", what, "do not use the clock, process ids or unseeded random numbers in the function")
 
 
 async def _play_solutions(demonstrator: Demonstrator, examination: Examination) -> Finding:
@@ -112,7 +112,7 @@ async def _play_solutions(demonstrator: Demonstrator, examination: Examination) 
         await demonstrator.play(chosen, 0)
     except McprlError as error:
         return wrong_by("warm start", error)
-    return fine("warm start", f"{len(chosen)} of {len(tasks)} solutions were run and solve their tasks")
+    return fine("warm start", f"ran {len(chosen)} of {len(tasks)} solutions: each solves its task")
 
 
 async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
@@ -188,8 +188,8 @@ def judge_groups(
     """Check that the policy can call tools, that rewards differ, that episodes end with an answer, and that tools are
     fast.
 
-    `solutions` is the number of tasks that a warm start can imitate. A few groups prove nothing, so they only lead to
-    warnings.
+    `solutions` is the number of tasks that a warm start can imitate. A few groups are weak evidence, so all findings
+    are warnings.
     """
     metrics = episode_metrics(groups, seconds)
     yield _valid_calls(config, metrics["calls"], metrics["valid_call_rate"], has_solutions=solutions > 0)
@@ -202,12 +202,12 @@ def judge_groups(
         yield warning(
             "lost episodes",
             f"{len(lost)} attempts were lost to infrastructure faults, most recently {lost[-1]}",
-            fix="remove the cause: rerunning lost episodes costs time in every step",
+            fix="fix the cause: rerunning lost episodes costs time in every step",
         )
     ledger = LossLedger()
     ledger.add(groups)
     caused = [t.task_id for group in groups for t in group.trajectories if t.stop is StopReason.CAUSED_FAULT]
-    found = [f"lost turns coincide with {correlation}" for correlation in ledger.correlations()]
+    found = [f"lost turns correlate with {correlation}" for correlation in ledger.correlations()]
     if caused:
         crashed = (
             f"{len(caused)} episodes crashed their tool server, and crashed it again when rerun (first: task "
@@ -218,7 +218,7 @@ def judge_groups(
         fix = (
             "make the tool reject such calls instead of failing: otherwise the policy can learn to exploit the failure"
         )
-        yield warning("caused faults", "; ".join(found), fix)
+        yield warning("server crashes", "; ".join(found), fix)
 
 
 def _results(groups: Sequence[Group]) -> Iterator[Finding]:

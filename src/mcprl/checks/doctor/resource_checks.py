@@ -40,7 +40,7 @@ async def check_forecast(examination: Examination) -> AsyncIterator[Finding]:
     )
     if needed_gpus(config) <= gpus == 0 and config.engine != "skyrl" and run.seconds > _LONG_ON_A_CPU_S:
         fix = "train on a machine with a GPU, choose a smaller model.path, or lower training.steps"
-        yield warning("forecast", f"long for a CPU: {what}", fix)
+        yield warning("forecast", f"slow on a CPU: {what}", fix)
     else:
         yield fine("forecast", what)
     for sentence in plan.warnings:
@@ -115,7 +115,7 @@ def _main_memory(needs: Mapping[str, float], seen: Mapping[str, int]) -> Finding
         fix = "use a smaller model, or set learner.tuning to lora"
         return wrong("memory", figures, fix)
     if needed > machine.available:
-        what = f"{figures}, but only {_bytes(machine.available)} free now"
+        what = f"{figures}, but only {_bytes(machine.available)} is free now"
         return warning("memory", what, fix="stop other programs")
     return fine("memory", f"{figures}, {_bytes(machine.available)} free")
 

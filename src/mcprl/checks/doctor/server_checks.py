@@ -283,7 +283,7 @@ def judge_text(check: str, seen: Observation) -> Finding | None:
     if _ERROR.match(shown) is not None:
         return warning(
             check,
-            f"{seen.tool} returned an error as a success: {_short(shown)}",
+            f"{seen.tool} returned an error marked as success: {_short(shown)}",
             fix="remove the cause of this error, or count such results as failed calls: set "
             f"servers.settings.{seen.server}.errors to [{{match: '{_ERROR.pattern}'}}]",
         )

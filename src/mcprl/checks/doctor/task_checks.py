@@ -95,7 +95,7 @@ async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
             f"{_from_here(file.path)} --recipe {_from_here(examination.recipe)} --against {_from_here(others[0])}`",
         )
     elif others:
-        yield fine("leaks", f"none of {len(file.tasks)} tasks is in {', '.join(path.name for path in others)}")
+        yield fine("leaks", f"none of {len(file.tasks)} tasks is also in {', '.join(path.name for path in others)}")
     else:
         yield fine("leaks", "not checked: tasks.validation is not set")
     given = [task.id for task in file.tasks if _gives_its_answer(task)]
@@ -207,7 +207,7 @@ def _drift(drift: Sequence[DriftedCall]) -> Finding:
     ]
     ways = [f"set {'; '.join(settings)}"] if settings else []
     if without := sum(not call.aliases for call in drift):
-        ways.append(f"correct the {without} calls that no alias fixes")
+        ways.append(f"correct the {without} calls that no alias can fix")
     return warning(
         "recorded calls",
         f"{len(drift)} calls in the dataset's conversations no longer match the tools: {_some(examples)}",

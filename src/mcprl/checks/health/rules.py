@@ -91,10 +91,10 @@ def dead_groups(view: StepView) -> Verdict | None:
         cause = f"at temperature {config.sampling.temperature:g} all episodes of a group are the same"
         ways.append("raise sampling.temperature towards 1")
     elif success is not None and success >= _MOSTLY_SOLVED and not earns_little:
-        cause = "most of these groups always solve their task"
+        cause = "in most of these groups, every episode solves the task"
         ways.append(f"train on harder tasks{'' if curriculum else ' (tasks.order=curriculum selects them)'}")
     elif success is None or success < _MOSTLY_FAILED or earns_little:
-        cause = "most of these groups always fail their task in the same way"
+        cause = "in most of these groups, every episode fails in the same way"
         if may_set(config, "sampling.temperature", config.sampling.temperature * 1.2):
             ways.append("raise sampling.temperature")
         ways += [
@@ -208,7 +208,7 @@ def caused_faults(view: StepView) -> Verdict | None:
             f"{share:.0%} of episodes crashed their tool server, crashed it again when rerun, and count as failed"
         )
     if view.lost_with:
-        found.append(f"lost turns coincide with {', '.join(map(str, view.lost_with))}")
+        found.append(f"lost turns correlate with {', '.join(map(str, view.lost_with))}")
     if not found:
         return None
     return Verdict(
@@ -221,7 +221,7 @@ def caused_faults(view: StepView) -> Verdict | None:
 
 EPISODE_RULES: Rules = {
     "no calls": no_calls,
-    "caused faults": caused_faults,
+    "server crashes": caused_faults,
     "lost episodes": lost_episodes,
     "dead groups": dead_groups,
     "invalid calls": invalid_calls,
@@ -262,8 +262,8 @@ def masked_drift(view: StepView) -> Verdict | None:
         return None
     exact = "" if masks == "exact" else f"set algorithm.masks to exact (now {masks}), or "
     return warn(
-        f"KL is {masked:.2g} nats per token over tokens with loss, but {unmasked:.2g} over all sampled tokens: tokens "
-        "without loss drift with the others",
+        f"KL is {masked:.2g} nats per token over tokens with loss, but {unmasked:.2g} over all sampled tokens: the "
+        "policy also drifts on tokens without loss",
         exact + gentler(view.config),
     )
 
@@ -354,8 +354,8 @@ def wrong_way(view: StepView) -> Verdict | None:
     }
     pulling = [f"{name} (now {weight:g})" for name, weight in weights.items() if weight > 0]
     return bad(
-        f"for {_WRONG_WAY_STEPS} updates, tokens with good rewards have become less likely than those with bad "
-        f"rewards (ratios differ by {-gaps[-1]:.2g}): the policy moves against its rewards",
+        f"for {_WRONG_WAY_STEPS} updates, tokens with a positive advantage have had lower ratios than those with a "
+        f"negative one (by {-gaps[-1]:.2g}): the policy moves against its rewards",
         f"lower {' and '.join(pulling)}, which competes with the rewards" if pulling else REPORT,
     )
 

@@ -115,7 +115,7 @@ def reference(view: StepView) -> Verdict | None:
     return bad(
         f"{differing:.0f} tensors of the reference still differ right after it was synced to the policy, so KL is "
         "wrong",
-        REPORT + ("; until then, set algorithm.kl.reference to base" if to_base else ""),
+        REPORT + ("; until it is fixed, set algorithm.kl.reference to base" if to_base else ""),
     )
 
 

@@ -146,7 +146,7 @@ def _own_advantages(reference: str) -> Callable[[Tensor], Tensor]:
         if reward_G.isfinite().all() and not advantage_G.isfinite().all():
             raise UserCodeError(
                 f"{reference} returned numbers that are not finite for the rewards {floats(reward_G)}",
-                fix="make it finite for every group, also if all rewards are equal",
+                fix="return finite numbers for every group, even if all rewards are equal",
             )
         return advantage_G.detach().to(reward_G)
 
@@ -160,8 +160,8 @@ def require_sound_advantages(algorithm: AlgorithmConfig) -> None:
         reward_G = torch.tensor(rewards, dtype=torch.float64)
         if not torch.equal(own(reward_G), own(reward_G)):
             raise UserCodeError(
-                f"{algorithm.advantages} returns other numbers if called again, so a resumed run would differ",
-                fix="use no random numbers and keep no state",
+                f"{algorithm.advantages} returns different numbers if called again, so a resumed run would differ",
+                fix="do not use random numbers or keep state",
             )
 
 

@@ -64,8 +64,8 @@ def ratio_metrics(
 def explained_variance(value_N: Tensor, return_N: Tensor) -> float:
     """Return the share of the returns' variance that the value head explains: 1 − Var(R − v) / Var(R).
 
-    A value of 1 means all of it, 0 no more than a constant would, below 0 less than a constant would. The result is 0
-    if the returns have no variance.
+    1: all of it; 0: no more than a constant would; below 0: less than a constant would. The result is 0 if the returns
+    have no variance.
     """
     if bool((return_N == return_N[:1]).all()):
         return 0.0
@@ -73,8 +73,7 @@ def explained_variance(value_N: Tensor, return_N: Tensor) -> float:
 
 
 def staleness_metrics(trajectories: Sequence[Trajectory], newest_version: int) -> dict[str, float]:
-    """Measure, over all sampled tokens, how many versions the weights that sampled a token lag behind the newest
-    weights."""
+    """Measure the age of the sampled tokens: how many versions their weights were behind the newest weights."""
     ages = [
         newest_version - version
         for trajectory in trajectories

@@ -1,4 +1,4 @@
-"""Runs every task on the real server, without a model. Its solution must get the full reward, doing nothing none."""
+"""Runs every task on the real server, without a model. Solutions must get the full reward, doing nothing none."""
 
 import asyncio
 import tempfile

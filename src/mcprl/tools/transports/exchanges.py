@@ -238,7 +238,7 @@ def status_outcome(status: int, headers: Mapping[str, str], body: bytes) -> Tran
     if status in {401, 403}:
         return broken(f"HTTP {status}: the server rejected the key in the headers, or needs one", b"")
     if status < 300 and headers.get("content-type"):
-        return broken(f"HTTP {status} with content of type {_one_line(headers['content-type'])}, not an answer", body)
+        return broken(f"HTTP {status} with a body of type {_one_line(headers['content-type'])} as the answer", body)
     outcome = broken(f"HTTP {status} without an answer" if status < 300 else f"HTTP {status}", body)
     return replace(outcome, retry_after_s=wait_s)
 

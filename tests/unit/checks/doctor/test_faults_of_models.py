@@ -221,7 +221,7 @@ async def test_a_solution_with_a_turn_that_is_too_long_is_found_and_others_are_p
     findings = await tiny.examined(fast=False, only=upto_sampler)
     assert [one.measured for one in findings if one.check == "warm start"] == [
         "1 of 2 tasks have a solution to imitate",
-        "1 of 1 solutions were run and solve their tasks",
+        "ran 1 of 1 solutions: each solves its task",
     ]
 
 
@@ -283,9 +283,9 @@ def test_a_warm_start_makes_up_for_missing_calls_only_if_a_task_has_a_solution(p
 
 def test_episodes_that_crashed_their_server_are_found_with_their_task(patient):
     caused = [trajectory(n, -0.1, seen(0.01), stop=StopReason.CAUSED_FAULT) for n in range(2)]
-    found = judged(patient, *caused)["caused faults"]
+    found = judged(patient, *caused)["server crashes"]
     assert found.severity is Severity.WARN
-    assert "2 episodes crashed their tool server, and crashed it again when rerun (task ana)" in found.measured
+    assert "2 episodes crashed their tool server, and crashed it again when rerun (first: task ana)" in found.measured
 
 
 @pytest.mark.parametrize(("least", "severity"), [(7, None), (11, Severity.WARN), (13, Severity.BAD)])

@@ -307,7 +307,7 @@ def tool_that_returns_only_an_image(patient, monkeypatch):
 
 
 @fault(
-    "call people", WARN, """an error as a success: {"error": "quota""", "servers.settings.people.errors to [{match: "
+    "call people", WARN, """error marked as success: {"error": "quota""", "servers.settings.people.errors to [{match: "
 )
 def tool_that_returns_an_error_as_a_success(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), content=[{"type": "text", "text": '{"error": "quota"}'}])
@@ -538,7 +538,7 @@ def too_little_memory(patient, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(2 * GB, GB))
 
 
-@fault("memory", WARN, "but only 1.0 GB free now", "stop other programs")
+@fault("memory", WARN, "but only 1.0 GB is free now", "stop other programs")
 def memory_that_others_use(patient, monkeypatch):
     too_little_memory(patient, monkeypatch)
     memory = namedtuple("memory", "total available")
@@ -591,7 +591,7 @@ def warm_start_without_a_solution(patient, monkeypatch):
     warm(patient, None, None)
 
 
-@fault("warm start", BAD, "task ana does not meet its goal: 'In Oslo'", "correct the solution")
+@fault("warm start", BAD, "task ana does not meet the task's goal: 'In Oslo'", "correct the solution")
 def solution_with_a_wrong_answer(patient, monkeypatch):
     warm(patient, {"calls": [LOOK], "answer": "In Oslo"}, None)
 
@@ -639,7 +639,7 @@ def outputs_that_are_a_file(patient, monkeypatch):
     patient.set("training.outputs", str(patient.folder / "file"))
 
 
-@fault("forecast", WARN, "long for a CPU: time about ", "train on a machine with a GPU")
+@fault("forecast", WARN, "slow on a CPU: time about ", "train on a machine with a GPU")
 def run_that_takes_days_on_a_cpu(patient, monkeypatch):
     monkeypatch.setattr("mcprl.checks.doctor.resource_checks.gpu_memories", lambda: ())
     patient.set("training.steps", 100_000_000)

@@ -48,7 +48,7 @@ def test_the_users_advantages_stand_on_the_learnable_tokens_of_each_episode(tmp_
         ("return reward_G.mean()", r"returned a tensor of shape \(\) for 2 rewards"),
         ("return reward_G / (reward_G - reward_G)", r"not finite for the rewards \[0\.0, 1\.0\]"),
         ("return undefined", r"mine\.py:2: NameError"),
-        ("import torch\n    return torch.rand_like(reward_G)", "returns other numbers if called again"),
+        ("import torch\n    return torch.rand_like(reward_G)", "returns different numbers if called again"),
         ("return (reward_G - reward_G.mean()) / reward_G.std()", r"not finite for the rewards \[0\.5, 0\.5, 0\.5\]"),
     ],
 )

@@ -78,7 +78,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Learning",
     title: "Groups without signal",
-    about: "Share of groups in which all episodes have the same reward, so that there is nothing to learn.",
+    about: "Share of groups in which all episodes have the same reward, which leaves nothing to learn.",
     series: [{ metric: "dead_groups", label: "dead groups", value: (line) => ratioOf(line["groups_without_variance"], line["groups"]) }],
     format: percent,
     range: [0, 1],
@@ -248,7 +248,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Pipeline",
     title: "Sampling speed",
-    about: "Tokens sampled per second of collecting.",
+    about: "Tokens sampled per second while episodes are collected.",
     series: named(["sampled_tokens_per_second", "tokens/s"]),
     range: [0, null],
     absent: NOT_YET,

@@ -10,7 +10,7 @@ const FOLD_CHARACTERS = 2500;
 
 export function DiffRow({ row }: { row: Row }) {
   const [open, setOpen] = useState(false);
-  const note = row.same ? "same" : !row.before ? "only after" : !row.after ? "only before" : `${percent(row.likeness)} alike`;
+  const note = row.same ? "same" : !row.before ? "only after" : !row.after ? "only before" : `${percent(row.likeness)} similar`;
   const isLong = row.changes.reduce((sum, change) => sum + change.text.length, 0) > FOLD_CHARACTERS;
   const changes = isLong && !open ? cut(row.changes) : row.changes;
   return (

@@ -51,7 +51,7 @@ def correlation(data: Any) -> dict[str, Any]:
     """Return Pearson's correlation of each pair of numeric columns."""
     table = _table(data)
     if table.shape[1] < 2:
-        raise ValueError(f"a correlation needs 2 columns of numbers; there is only {', '.join(map(str, table))}")
+        raise ValueError(f"a correlation needs 2 columns of numbers, but there is only {', '.join(map(str, table))}")
     matrix = table.corr()
     return {
         "rows": len(table),

@@ -217,7 +217,7 @@ def choose_launch(limits: Limits, *, allow_unsafe: bool) -> Launch:
         _logger.warning(
             "THE PYTHON SERVER RUNS WITHOUT A SANDBOX (%s). Code written by a policy can read and change all files "
             "of this user, including tasks and keys, use the network, leave processes behind, and send signals to "
-            "other processes. Only processor time, memory, file sizes and output are limited.",
+            "other processes. Only CPU time, memory, file sizes and output are limited.",
             error.what,
         )
         return Launch(limits=limits, bubblewrap=None)

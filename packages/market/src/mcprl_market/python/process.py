@@ -214,7 +214,7 @@ class WorkerProcess:
                 raise self._lost("ended immediately after it became ready")
 
     async def run(self, program: bytes) -> Ending:
-        """Run the program, then end the worker in any case.
+        """Run the program, then end the worker, whatever happened.
 
         Raises SandboxLostError only for failures that the program cannot cause: bubblewrap's outer process, which it
         cannot reach, was killed, or the kernel counted an out-of-memory kill. Any other failure is the program's fault.

@@ -16,9 +16,9 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one program. A program that exceeds a limit is killed, and the policy reads which limit it was.
+    """Limits of one program. A program that exceeds a limit is killed, and the policy is shown which limit it was.
 
-    Processor time is the main limit, because it does not depend on the load of the machine. The deadline is wall-clock
+    CPU time is the main limit, because it does not depend on the load of the machine. The deadline is wall-clock
     time, for programs that wait.
 
     Limits(cpu_s=10, deadline_s=20.0)

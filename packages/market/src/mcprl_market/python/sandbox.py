@@ -225,12 +225,12 @@ def _limit_message(kind: FailureKind, limits: Limits) -> str:
     """Return a message for the policy that names the exceeded limit."""
     mib = 1024 * 1024
     return {
-        FailureKind.CPU: f"The code took more than {limits.cpu_s} s of processor time and was killed.",
+        FailureKind.CPU: f"The code took more than {limits.cpu_s} s of CPU time and was killed.",
         FailureKind.DEADLINE: f"The code did not finish within {limits.deadline_s:g} s and was killed.",
-        FailureKind.MEMORY: f"The code needs more memory than the limit of {limits.memory_bytes // mib} MB.",
-        FailureKind.OUTPUT: f"The code printed more than the limit of {limits.output_bytes // mib} MB.",
-        FailureKind.RESULT: f"The result is larger than the limit of {limits.result_bytes // mib} MB.",
-        FailureKind.DISK: f"The code created more files than the limit of {limits.disk_files}.",
+        FailureKind.MEMORY: f"The code exceeded the memory limit of {limits.memory_bytes // mib} MB.",
+        FailureKind.OUTPUT: f"The code exceeded the output limit of {limits.output_bytes // mib} MB.",
+        FailureKind.RESULT: f"The result exceeds the limit of {limits.result_bytes // mib} MB.",
+        FailureKind.DISK: f"The code exceeded the limit of {limits.disk_files} files.",
     }[kind]
 
 

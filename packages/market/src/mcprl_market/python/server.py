@@ -59,7 +59,7 @@ class EpisodeContext:
         if len(others) >= MAX_KEYS:
             raise ToolError(f"No more than {MAX_KEYS} results can be stored.")
         if sum(others) + size > MAX_STORED_BYTES:
-            raise ToolError(f"No more than {MAX_STORED_BYTES // (1024 * 1024)} MB can be stored in all.")
+            raise ToolError(f"No more than {MAX_STORED_BYTES // (1024 * 1024)} MB can be stored in total.")
         self._stored[key] = Stored(value=value, description=description, num_bytes=size)
 
 

@@ -77,7 +77,7 @@ def _confine(setup: dict[str, Any]) -> None:
     """Apply the limits, then the user, then the filter: each step needs privileges that the next one removes."""
     for name, bound in setup["limits"].items():
         kind = getattr(resource, name)
-        # At the limit of processor time the code gets SIGXCPU, which names the reason, and SIGKILL a second later.
+        # At the limit of CPU time the code gets SIGXCPU, which names the reason, and SIGKILL a second later.
         resource.setrlimit(kind, (bound, bound + 1 if name == "RLIMIT_CPU" else bound))
     if setup["user"] is not None:
         os.setgroups([])

@@ -93,7 +93,7 @@ class _Server:
     def _simulators(self, context: CallContext) -> Simulators:
         simulators = self._worlds.of(context).simulators
         if simulators is None:
-            raise ToolError(f"No task has begun: call {BEGIN} first.")
+            raise ToolError(f"No task has been started: call {BEGIN} first.")
         return simulators
 
 
