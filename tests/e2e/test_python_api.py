@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def test_in_a_notebook_an_interrupt_asks_the_work_to_stop_and_waits_for_it():
     async def work() -> str:
         stopping = asyncio.Event()
         asked.append(stopping)
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         await stopping.wait()
         return "saved"
 
