@@ -86,8 +86,8 @@ def test_an_existing_file_and_folder_are_synced(tmp_path):
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.ENOSPC, "free space"),
-        (errno.EDQUOT, "free space"),
+        (errno.ENOSPC, "free up space"),
+        (errno.EDQUOT, "free up space"),
         (errno.EROFS, "give this user write access"),
         (errno.EACCES, "give this user write access"),
         (errno.EIO, "the system log for disk faults"),

@@ -41,7 +41,7 @@ UNFIT = {
     "clipping": ({"learner": {"max_grad_norm": 1.0}}, "gradient clipping", "null"),
     "processes": ({"learner": {"processes": 2, "max_grad_norm": None}}, "learner.processes", "set it to 1"),
     "temperature": ({"sampling": {"temperature": 0.7, "constrain": "off"}}, "logprobs at a temperature", "to 1.0"),
-    "stop texts": ({"sampling": {"stop": ("</tool_call>",), "constrain": "off"}}, "stop texts", "empty"),
+    "stop texts": ({"sampling": {"stop": ("</tool_call>",), "constrain": "off"}}, "stop strings", "empty"),
     "grammars": ({"sampling": {"constrain": "calls"}}, "grammars", "off"),
     "async on jax": (ASYNC, "sampling from older weights", "to 0"),
     "fsdp started here": ({"skyrl": {"backend": "fsdp"}}, "backend fsdp on a server that mcprl starts", "skyrl.url"),

@@ -153,7 +153,7 @@ async def test_a_reply_that_was_cut_says_so():
 )
 async def test_a_reply_that_is_not_a_chat_completion_is_an_infrastructure_fault(body):
     async with judging(always(body)) as (opened, _):
-        with pytest.raises(JudgeError, match="did not answer with a chat completion") as caught:
+        with pytest.raises(JudgeError, match="is not a chat completion") as caught:
             await opened.grade(TASK, "Lima")
     assert isinstance(caught.value, InfrastructureError)
 

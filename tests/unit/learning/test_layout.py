@@ -32,7 +32,7 @@ def families(draw: st.DrawFn) -> Sequences:
 
 
 def laid_out(sequences: Sequences, shortest_shared: int) -> Layout:
-    with patch.object(layout_module, "_MIN_SHARED_TOKENS", shortest_shared):
+    with patch.object(layout_module, "MIN_SHARED_TOKENS", shortest_shared):
         return lay_out_tree(sequences, CPU)
 
 

@@ -40,24 +40,26 @@ class Hints(BaseModel):
     settings: dict[str, ServerSettings] = {}
 
 
+Out = Annotated[Path, typer.Option("--out", help="Folder for the tasks: a new one, or that of an earlier synthesis.")]
+AllowWrites = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-writes",
+        metavar="SERVER",
+        help="Also call tools of this server that are not read-only. May be repeated.",
+    ),
+]
+
+
 def synthesize(  # noqa: PLR0913 - each is an option of the command line
     servers: Annotated[Path, typer.Option("--servers", help="mcpServers file.")],
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder for the tasks: a new one, or that of an earlier synthesis.")
-    ],
+    out: Out,
     count: Annotated[
         int, typer.Option("--count", min=1, help="Number of tasks, training and validation together.")
     ] = 400,
     seed: Annotated[int, typer.Option("--seed", help="Seed of all random choices.")] = 7,
     yes: Annotated[bool, typer.Option("--yes", help="Call the tools without asking for confirmation.")] = False,
-    allow_writes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-writes",
-            metavar="SERVER",
-            help="Also call tools of this server that are not read-only. May be repeated.",
-        ),
-    ] = None,
+    allow_writes: AllowWrites = None,
     hints: Annotated[
         Path | None, typer.Option("--hints", help="YAML file with argument values and server settings.")
     ] = None,
@@ -65,8 +67,7 @@ def synthesize(  # noqa: PLR0913 - each is an option of the command line
         Path | None, typer.Option("--cassette", help="Cassette for the calls; default: cassette.sqlite in --out.")
     ] = None,
     distractors: Annotated[
-        int,
-        typer.Option("--distractors", min=0, help="Number of unneeded tools that each task offers."),
+        int, typer.Option("--distractors", min=0, help="Number of unneeded tools that each task offers.")
     ] = 3,
     wording_endpoint: Annotated[
         str | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -13,7 +14,9 @@ from patients import Patient, server, tool, well_patient
 
 from mcprl.chat.writing import CALL_SYNTAXES
 from mcprl.checks.doctor import Finding
-from mcprl.checks.doctor.play_checks import foretell_learnable, judge_groups
+from mcprl.checks.doctor.play_checks import _own_functions, foretell_learnable, judge_groups
+from mcprl.config import RewardFunctionConfig
+from mcprl.episodes.reward_functions import RewardFunctions
 from mcprl.goals import Contains, Goal
 from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Group, LostEpisode, Observation, StopReason, Task, ToolCall, Trajectory, Turn
@@ -286,6 +289,23 @@ def test_episodes_that_crashed_their_server_are_found_with_their_task(patient):
     found = judged(patient, *caused)["server crashes"]
     assert found.severity is Severity.WARN
     assert "2 episodes crashed their tool server, and crashed it again when rerun (first: task ana)" in found.measured
+
+
+@pytest.mark.process
+async def test_a_reward_function_is_found_until_it_does_not_depend_on_its_process(tmp_path):
+    file, groups = tmp_path / "rewards.py", [Group(task=TASK, trajectories=(trajectory(0, 1.0), trajectory(1, 1.0)))]
+    settings = {"own": RewardFunctionConfig(function=f"{file}:own", weight=1.0)}
+
+    async def found(value: str) -> Finding | None:
+        file.write_text(f"import random\n\ndef own(episode):\n    return {value}\n")
+        async with RewardFunctions(settings, environment=os.environ, log=tmp_path / "rewards.log") as functions:
+            return await _own_functions(functions, groups)
+
+    finding = await found("random.random()")
+    assert finding is not None
+    assert finding.severity is Severity.WARN
+    assert "do not use the clock, process ids or unseeded random numbers" in finding.fix
+    assert await found("random.Random(episode.task.id).random()") is None
 
 
 @pytest.mark.parametrize(("least", "severity"), [(7, None), (11, Severity.WARN), (13, Severity.BAD)])

@@ -766,6 +766,9 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "server-file-that-is-no-json": (writes("servers.json", None),),
     "settings-of-a-server-that-does-not-exist": (removes("servers.settings.poeple"),),
     "server-command-not-found": (serves(people=WELL),),
+    "reward-functions-that-hang-while-they-are-imported": (
+        writes("rewards.py", "def own(episode):\n    return 1.0\n"),
+    ),
     "reward-function-in-a-missing-file": (writes("gone.py", "def own(episode):\n    return 1.0\n"),),
     "missing-validation-file": (writes("gone.jsonl", json.dumps(task("judged", "Bo"))), sets(tasks__validation=None)),
     "server-command-that-is-not-executable": (serves(people=WELL),),
