@@ -320,7 +320,7 @@ turns = st.lists(
 goals = st.sampled_from([(), (ExpectedCall(tool="echo", arguments={"text": "b"}), ExpectedCall(tool="echo"))])
 weights = st.builds(
     RewardsConfig,
-    **{name: st.floats(0.01, 3) for name in ("answer", "calls", "arguments", "efficiency", "invalid_call")},
+    **{name: st.floats(0.01, 3) for name in ("answer", "calls", "arguments", "efficiency", "penalty")},
 )
 
 
