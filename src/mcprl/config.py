@@ -54,6 +54,7 @@ __all__ = [
     "TasksConfig",
     "TrackingConfig",
     "TrainingConfig",
+    "UserConfig",
     "VllmConfig",
     "WandbConfig",
     "WarmStartConfig",
@@ -239,6 +240,29 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
     return None if not found else "engine skyrl does not support " + "; nor ".join(found)
 
 
+class UserConfig(Section):
+    """A language model that plays the user, behind an OpenAI-compatible endpoint."""
+
+    url: str
+    """Base URL of the endpoint, such as http://127.0.0.1:8000/v1."""
+    model: str
+    """Name of the model at the endpoint."""
+    key_env: str | None = None
+    """Environment variable that holds the API key; null: no key."""
+    price: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = None
+    """USD per million tokens of prompts and of completions."""
+    max_usd: float | None = Field(default=None, gt=0)
+    """Most that requests may cost, from each start of the run; needs price."""
+    per_minute: int | None = Field(default=None, ge=1)
+    """Most requests per minute."""
+
+    @model_validator(mode="after")
+    def _has_prices(self) -> UserConfig:
+        if self.max_usd is not None and self.price is None:
+            raise ValueError("max_usd needs price, in USD per million tokens")
+        return self
+
+
 class TasksConfig(Section):
     """The tasks to train on."""
 
@@ -250,6 +274,8 @@ class TasksConfig(Section):
     """shuffled: all tasks in random order; curriculum: easy tasks first, then tasks that are solved only sometimes."""
     preamble: FilePath | None = None
     """JSON list of messages inserted before those of each task, such as a system prompt and worked examples."""
+    user: UserConfig | None = None
+    """Model that plays the user of tasks with `user.instructions`."""
 
 
 _AtLeastOne = Annotated[int, Field(ge=1)]

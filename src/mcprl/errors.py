@@ -55,6 +55,7 @@ The tree has one branch for each kind of fault, because the kind decides what th
         ├── GroupIncompleteError     E-EPIS-011   every attempt at an episode was lost
         ├── JudgeError               E-EPIS-012   the judge gave no grade
         ├── RewardFunctionError      E-EPIS-013   a reward function with on_error: lose_episode failed
+        ├── UserModelError           E-EPIS-014   the model that plays the user gave no reply
         ├── LearnerLostError         E-LEARN-010  a process of the learner ended or disconnected
         ├── EngineStartError         E-ENG-010    the engine's server did not become ready
         ├── EngineLostError          E-ENG-011    the engine's server disappeared or failed a request
@@ -135,6 +136,7 @@ __all__ = [
     "UnknownToolError",
     "UnsharableError",
     "UserCodeError",
+    "UserModelError",
     "WorkerLostError",
     "WorkersStartError",
     "did_you_mean",
@@ -613,6 +615,15 @@ class RewardFunctionError(InfrastructureError, code="E-EPIS-013"):
     Fix: correct the code at the file and line in the message, or raise the function's deadline_s.
     Example: /home/ana/rewards.py:9: TimeoutError: no answer, in /home/ana/rewards.py:graded (task meet-ana, 3 turns).
     Fix: correct the code at this line.
+    """
+
+
+class UserModelError(InfrastructureError, code="E-EPIS-014"):
+    """The model that plays the user could not be reached, was too slow, failed, or gave no text.
+
+    Causes: the endpoint is down or busy; the model takes longer than 60 s, or its answer has no text.
+    Fix: check that tasks.user.url answers, and that its model is not a reasoning model that needs more tokens.
+    Example: the simulated user said nothing within 60 s. Fix: use a faster model, or lower its load.
     """
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "Message",
     "Observation",
     "Readings",
+    "SimulatedUser",
     "Solution",
     "Source",
     "StopReason",
@@ -86,11 +87,30 @@ class Solution:
 class FollowUp:
     """A further user message, sent after a turn without calls. From then on the policy may also use `tools`.
 
-    FollowUp(messages=({"role": "user", "content": "And what time is it in Lagos then?"},), tools=())
+    FollowUp(messages=({"role": "user", "content": "And what time is it in Lagos then?"},), tools=(), solution=None)
+
+    Descriptions of the new tools are added to the last message, unless it is `described`, that is, has them.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
+    solution: Solution | None = None
+    described: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedUser:
+    """A user who replies to the policy: a function in Python, or a model (`tasks.user`) that follows `instructions`.
+
+    SimulatedUser(function="/home/ana/users.py:impatient")
+    SimulatedUser(instructions="You need the time zone of Ana's office. Do not mention Ana's name at first.")
+
+    The episode ends with an answer to which the user has no reply, or with the one after `max_messages` replies.
+    """
+
+    function: str | None = None
+    instructions: str | None = None
+    max_messages: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +129,7 @@ class Task:
         world=None,                                # or the offline world that the answers come from: "market-7"
         solution=None,                             # or a Solution, to check the task and to imitate
         follow_ups=(),                             # or further user messages; max_turns is then per message
+        user=None,                                 # or a SimulatedUser, instead of follow_ups
         setup=(),                                  # or calls made before the first turn, to set up the world
         calls_in_order=False,                      # True: the calls of a turn are made one after another
         must_fit=True,                             # False: a prompt too long for the context fails the episode only
@@ -125,10 +146,24 @@ class Task:
     world: str | None = None
     solution: Solution | None = None
     follow_ups: tuple[FollowUp, ...] = ()
+    user: SimulatedUser | None = None
     setup: tuple[ToolCall, ...] = ()
     calls_in_order: bool = False
     must_fit: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def solutions(self) -> tuple[Solution, ...]:
+        """The solution of each user message, in order. A follow-up without one gets the last answer again."""
+        found = [] if self.solution is None else [self.solution]
+        for follow_up in self.follow_ups if found else ():
+            found.append(follow_up.solution or Solution(calls=(), answer=found[-1].answer))
+        return tuple(found)
+
+    @property
+    def max_messages(self) -> int:
+        """The most user messages of an episode, with the prompt as one."""
+        return 1 + (len(self.follow_ups) if self.user is None else self.user.max_messages)
 
 
 class Source(StrEnum):
@@ -191,7 +226,7 @@ class Turn:
     """One action of the policy and its observations. `sampled_ids` are exactly the ids that the sampler returned.
 
     `weights_version` is the version that sampled the first token. Later tokens may come from newer weights, because
-    weights can be replaced while a turn is being sampled.
+    weights can be replaced while a turn is being sampled. `follow_up` is what the user said after the turn.
     """
 
     text: str
@@ -201,6 +236,7 @@ class Turn:
     calls: tuple[ToolCall, ...] = ()
     observations: tuple[Observation, ...] = ()
     reward: float = 0.0
+    follow_up: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,9 +254,10 @@ class Trajectory:
         turn_index       -1     -1     -1     -1     -1     0      0      -1      (-1: context)
         weights_version  -1     -1     -1     -1     -1     3      3      -1
 
-    `grammar` is the structural tag that every turn was sampled under, if any. A turn can end with any of
-    `stop_token_ids`. Together they determine the tokens that were allowed at each position. `Batch.learnable` marks the
-    tokens that carry loss. `code` is the digest of the reward functions that scored the episode, if there were any.
+    `grammar` is the structural tag that the turns were sampled under, if any; `later_grammars` are those that replaced
+    it when the user offered more tools, each with its first turn. A turn can end with any of `stop_token_ids`.
+    Together they determine the tokens that were allowed at each position. `Batch.learnable` marks the tokens that carry
+    loss. `code` is the digest of the reward functions that scored the episode, if there were any.
 
     If the episode ran at an endpoint, there are no token ids: the columns and the `sampled_ids` of the turns are empty,
     and `endpoint_tokens` has the endpoint's own counts, (read, sampled). No `Batch` accepts such a trajectory.
@@ -246,8 +283,13 @@ class Trajectory:
     code: str = ""
     duration_s: float = 0.0
     grammar: str | None = None
+    later_grammars: tuple[tuple[int, str], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     endpoint_tokens: tuple[int, int] | None = None
+
+    def grammar_of(self, turn: int) -> str | None:
+        """Return the grammar that a turn was sampled under."""
+        return next((grammar for first, grammar in reversed(self.later_grammars) if first <= turn), self.grammar)
 
     @property
     def token_counts(self) -> tuple[int, int]:

@@ -400,7 +400,9 @@ class Chat:
         begin with the end of that turn.
         """
         specs = self._specs(tools)
-        shown = self._shown_results([self._shown(m) for m in messages], prompt_ids, sampled_ids)
+        # A model may have written what the user says, so its text must not close a turn either.
+        defused = [self._control_text.defused(dict(message)) for message in messages]
+        shown = self._shown_results(defused, prompt_ids, sampled_ids)
         traits, last = self._traits, sampled_ids[-1:]
         closes: list[list[int]] = [[close] for close in traits.closes]
         if not closes or not last or last[0] in traits.closes or last[0] not in self.stop_token_ids:

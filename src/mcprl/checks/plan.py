@@ -203,7 +203,7 @@ def _episode_figures(
     def value(name: str, otherwise: float) -> float:
         return known[name].value if name in known else otherwise
 
-    turns = value("turns", fmean(config.episodes.turn_limit(task) for task in tasks))
+    turns = value("turns", fmean(config.episodes.turn_limit(task) * task.max_messages for task in tasks))
     written = _characters(preamble) + fmean(_characters(task.prompt) for task in tasks)
     length = value("length_tokens", config.model.context_tokens)
     prompt = value("prompt_tokens", min(length / 2, written / _CHARACTERS_PER_TOKEN))

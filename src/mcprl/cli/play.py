@@ -24,7 +24,7 @@ from mcprl.errors import did_you_mean
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-    from mcprl.config import RewardsConfig, ServersConfig
+    from mcprl.config import RewardsConfig, ServersConfig, UserConfig
     from mcprl.episodes import Action, Environment
     from mcprl.episodes.environment import ToolAccess
     from mcprl.episodes.reward_functions import RewardFunctions
@@ -40,6 +40,7 @@ _HOW = (
 _ANSWER = "answer"
 _BLOCK = "<<"
 _END_OF_BLOCK = "."
+_LIVES_S = 86400.0
 
 
 class TypingError(ValueError):
@@ -124,6 +125,7 @@ def command(
     from mcprl.cli.options import choose_task
     from mcprl.config import EpisodesConfig, RewardsConfig, ServersConfig, TasksConfig
     from mcprl.episodes import Environment
+    from mcprl.episodes.environment import require_users
     from mcprl.errors import BadValueError
     from mcprl.recipe import load_recipe
     from mcprl.tasks import load_preamble
@@ -142,9 +144,10 @@ def command(
     with suppress(ImportError):  # not available in every Python
         import_module("readline")  # makes `input` support line editing and history
     chosen = choose_task(tasks.train, task)
+    require_users([chosen], tasks)
     preamble = load_preamble(tasks.preamble)
     max_turns = episodes.turn_limit(chosen)
-    with _open_lease(chosen, servers, rewards, lives_s=86400.0) as (portal, access, tools, functions):
+    with _open_lease(chosen, servers, rewards, tasks.user) as (portal, access, tools, functions):
         if functions is not None:
             rewards = functions.leave_out_groups(rewards)
         environment = Environment(
@@ -157,7 +160,7 @@ def command(
 
 @contextmanager
 def _open_lease(
-    task: Task, servers: ServersConfig, rewards: RewardsConfig, *, lives_s: float
+    task: Task, servers: ServersConfig, rewards: RewardsConfig, user: UserConfig | None
 ) -> Generator[tuple[BlockingPortal, ToolAccess, tuple[Tool, ...], RewardFunctions | None]]:
     """Lease the task's tools and open the reward functions on an event loop in another thread.
 
@@ -178,9 +181,10 @@ def _open_lease(
             toolbox = stack.enter_context(portal.wrap_async_context_manager(opening))
             require_tools([task], toolbox.catalog)
             require_worlds([task], toolbox)
-            opening = open_functions(rewards, toolbox.catalog, logs=logs, code=code_of(rewards, [task]))
+            code = code_of(rewards, [task])
+            opening = open_functions(rewards, toolbox.catalog, logs=logs, code=code, user=user)
             functions = stack.enter_context(portal.wrap_async_context_manager(opening))
-            leasing = lease_for(task, toolbox, lives_s=lives_s, rewards=rewards)
+            leasing = lease_for(task, toolbox, lives_s=_LIVES_S, rewards=rewards)
             access = stack.enter_context(portal.wrap_async_context_manager(leasing))
             tools = [toolbox.catalog[face.name] for face in access.tools]
         yield portal, access, tuple(sorted(tools, key=lambda tool: tool.server)), functions
@@ -191,10 +195,16 @@ class _Game:
 
     def __init__(self, task: Task, tools: tuple[Tool, ...], environment: Environment, portal: BlockingPortal) -> None:
         self._task = task
-        self._tools = {tool.name: tool for tool in tools}
+        self._all_tools = tools
         self._environment = environment
         self._portal = portal
         self._console = Console(highlight=False)
+
+    @property
+    def _tools(self) -> dict[str, Tool]:
+        """The tools on offer. A follow-up may offer more."""
+        offered = {spec["name"] for spec in self._environment.tool_specs}
+        return {tool.name: tool for tool in self._all_tools if tool.name in offered}
 
     def play(self, max_turns: int) -> None:
         """Ask for actions until the episode stops or the person quits."""
@@ -206,6 +216,8 @@ class _Game:
                 self._say(f"{seen.server or 'mcprl'}, {1000 * seen.latency_s:.0f} ms", seen.text, style)
             reward = f"reward of this turn {result.reward:+.3f}, so far {self._environment.reward:+.3f}"
             self._console.print(Text(reward, style="dim"))
+            for message in result.follow_up:
+                self._say(message["role"], message["content"], "bold")
             if result.stop is not None:
                 stop = result.stop.value.replace("_", " ")
                 self._console.print(Text(f"the episode is over: {stop}", style="bold"))
@@ -270,9 +282,10 @@ class _Game:
             case ["schema", name] if name in self._tools:
                 (spec,) = (spec for spec in self._environment.tool_specs if spec["name"] == name)
                 self._console.print(words(json.dumps(spec, indent=2, ensure_ascii=False)))
-            case ["solution"] if (solution := self._task.solution) is not None:
-                calls = [_as_json(call.name, call.arguments) for call in solution.calls]
-                self._console.print(words("\n".join([*calls, f"answer {solution.answer}"]), "yellow"))
+            case ["solution"] if self._task.solution is not None:
+                for solution in self._task.solutions:
+                    calls = [_as_json(call.name, call.arguments) for call in solution.calls]
+                    self._console.print(words("\n".join([*calls, f"answer {solution.answer}"]), "yellow"))
             case ["solution"]:
                 self._console.print(Text("this task has no solution", "yellow"))
             case _:

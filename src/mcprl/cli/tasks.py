@@ -158,8 +158,18 @@ def print_task(console: Console, task: Task) -> None:
         "written": [_call(write.tool, {**write.arguments, **write.texts}) for write in goal.writes],
         "rubric": [goal.rubric] if goal.rubric else [],
         "check": [goal.check.function] if goal.check else [],
-        "solution": [_call(call.name, call.arguments) for call in task.solution.calls] if task.solution else [],
-        "solution's answer": [task.solution.answer] if task.solution else [],
+        "setup": [_call(call.name, call.arguments) for call in task.setup],
+        "then the user says": [
+            message["content"] + (f" (and offers {', '.join(each.tools)})" if each.tools else "")
+            for each in task.follow_ups
+            for message in each.messages
+        ],
+        "simulated user": [task.user.function or task.user.instructions or ""] if task.user else [],
+        "solution": [
+            line
+            for part in task.solutions
+            for line in (*(_call(c.name, c.arguments) for c in part.calls), f"answer: {part.answer}")
+        ],
     }
     for name, lines in parts.items():
         if lines:
@@ -357,6 +367,7 @@ async def _play(
         task
         for task in tasks
         if task.solution is not None
+        and (task.user is None or task.user.function is not None)
         and all(name in toolbox.catalog for name in (*(task.tools or ()), *(state.tool for state in task.goal.state)))
     ]
     require_worlds(playable, toolbox)

@@ -55,6 +55,8 @@ def print_transcript(
             took = f", {1000 * seen.latency_s:.0f} ms" if timings else ""
             style = "green" if seen.worked else "red"
             _say(console, f"{seen.server or 'mcprl'}{took}", seen.text, style)
+        for message in turn.follow_up:
+            _say(console, message["role"], message["content"], "bold")
     parts = {name: round(value, 3) for name, value in trajectory.reward_parts.items()}
     read, sampled = trajectory.token_counts
     console.print(

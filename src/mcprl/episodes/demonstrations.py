@@ -10,6 +10,7 @@ are injected. Its logprobs have no meaning. A demonstration that does not solve 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -38,7 +39,12 @@ Script = Sequence[tuple[str, Sequence[ToolCall]]]
 """The turns of a demonstration: the text and the calls of each."""
 
 
-def script_of(solution: Solution) -> Script:
+def script_of(task: Task) -> Script:
+    """Return the solution of a task: for each user message its calls, one per turn, and its answer."""
+    return [turn for solution in task.solutions for turn in _script_of(solution)]
+
+
+def _script_of(solution: Solution) -> Script:
     return [*(("", (call,)) for call in solution.calls), (solution.answer, ())]
 
 
@@ -89,7 +95,7 @@ async def play(
     episodes: EpisodesConfig = _EPISODES,
     functions: Functions | None = None,
 ) -> Trial:
-    """Run an episode of these calls, one per turn, and this answer.
+    """Run an episode of these calls, one per turn, and this answer. Follow-ups get the task's own solution.
 
     Without a judge, rubrics are ignored; without `functions`, reward functions.
     """
@@ -99,9 +105,11 @@ async def play(
         environment = Environment(
             task, access, preamble=(), max_turns=limit, rewards=rewards, judge=judge, functions=functions
         )
-        actions = [_action(_written(call), prose="", calls=(call,)) for call in calls]
-        for action in (*actions, _action(answer, prose=answer)):
-            result = await environment.step(action)
+        first = Solution(calls=tuple(calls), answer=answer)
+        script = [turn for solution in (first, *task.solutions[1:]) for turn in _script_of(solution)]
+        for text, made in itertools.chain(script, itertools.repeat(script[-1])):
+            text = _written(made[0]) if made else text
+            result = await environment.step(_action(text, prose="" if made else text, calls=tuple(made)))
             if result.stop is not None:
                 break
         return Trial(
@@ -131,20 +139,20 @@ def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
     weight = config.algorithm.warm_start.weight
     if weight <= 0:
         return 0
-    solutions = [(task, task.solution) for task in tasks if task.solution is not None]
+    solutions = [(task, task.solutions) for task in tasks if task.solution is not None]
     if not solutions:
         raise BadValueError(
             f"algorithm.warm_start.weight is {weight:g}, but 0 of the {len(tasks)} tasks have a solution",
             fix="give tasks a solution (calls and an answer), or set algorithm.warm_start.weight to 0",
         )
-    for task, solution in solutions:
+    for task, parts in solutions:
         expected, limit = task.goal.answer, config.episodes.turn_limit(task)
-        if expected is not None and why_unusable(expected) is None and not meets(expected, solution.answer):
+        if expected is not None and why_unusable(expected) is None and not meets(expected, parts[-1].answer):
             raise TaskFileError(
-                f"the answer in the solution of task {task.id} does not meet the goal: {solution.answer[:200]!r}",
+                f"the answer in the solution of task {task.id} does not meet the goal: {parts[-1].answer[:200]!r}",
                 fix="correct the solution or the goal",
             )
-        if len(solution.calls) >= limit and not task.follow_ups:
+        if any(len(part.calls) >= limit for part in parts):
             raise _too_many_turns(f"the solution of task {task.id}", limit)
     return len(solutions)
 
@@ -184,7 +192,7 @@ class Demonstrator:
         Raises a ConfigurationError with the task's id if a solution does not solve the task or cannot be encoded.
         """
         return await run_all(
-            self.demonstrate(task, script_of(task.solution), f"the solution of task {task.id}", step)
+            self.demonstrate(task, script_of(task), f"the solution of task {task.id}", step)
             for task in tasks
             if task.solution is not None
         )
@@ -238,7 +246,7 @@ class _Speaker:
             yield access
 
     def next_turn(self, request: SampleRequest) -> tuple[int, ...]:
-        # Repeat the last turn if the task sends more messages than the script answers.
+        # Repeat the last turn if the user sends more messages than the script answers.
         text, calls = self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
         return self._writer.write(request.prompt_ids, text, calls, self._tools)
 

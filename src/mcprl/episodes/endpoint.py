@@ -1,6 +1,6 @@
 """Asks OpenAI-compatible chat endpoints: retries, rate limit, and a spending cap that cannot be exceeded.
 
-The judge and `mcprl eval --endpoint` use it.
+The judge, simulated users and `mcprl eval --endpoint` use it.
 """
 
 from __future__ import annotations
@@ -89,10 +89,11 @@ class _Billed(BaseModel):
 class Spending:
     """Counts tokens and money. Each request reserves the most that it can cost, so the cap is never exceeded."""
 
-    def __init__(self, price: tuple[float, float] | None, max_usd: float | None) -> None:
+    def __init__(self, price: tuple[float, float] | None, max_usd: float | None, *, setting: str = "--max-usd") -> None:
         self.use = EndpointUse(usd=None if price is None else 0.0)
         self._price = price or (0.0, 0.0)
         self._max_usd = max_usd
+        self._setting = setting
         self._reserved: list[float] = []  # of each running request
         self._settled = asyncio.Event()
 
@@ -108,7 +109,7 @@ class Spending:
             if not self._reserved:
                 raise BudgetExceededError(
                     f"the next request may cost ${most:.4f}, and ${spent:.4f} of ${self._max_usd:g} has been spent",
-                    fix="raise --max-usd, or run fewer tasks with --sample",
+                    fix=f"raise {self._setting}, or run fewer tasks",
                 )
             self._settled.clear()
             await self._settled.wait()

@@ -2,13 +2,14 @@
 
 `step(action)` returns the observations, the reward of the turn, the reward parts so far, and the stop reason if the
 episode is over. The calls of one turn run in parallel, unless the task sets `calls_in_order`. A turn without a call is
-the answer: it ends the episode, unless the user has a follow-up. A fault of the policy is an observation; a fault of
-the infrastructure is raised and never scored. When the episode stops, the environment checks the state of the servers
-with tool calls, and a judge grades the answer, if the goal asks for that.
+the answer: it ends the episode, unless the task has a follow-up or a simulated user replies. A fault of the policy is
+an observation; a fault of the infrastructure is raised and never scored. When the episode stops, the environment checks
+the state of the servers with tool calls, and a judge grades the answer, if the goal asks for that.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,12 +17,12 @@ from math import fsum
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from mcprl.concurrency import run_all
-from mcprl.config import RewardsConfig
+from mcprl.config import RewardsConfig, TasksConfig
 from mcprl.episodes.rewards import PENALTIES, meets, score, weigh
 from mcprl.errors import BadValueError, Fault, OtherWorldError
 from mcprl.functions import EpisodeView
 from mcprl.goals import ExpectedState
-from mcprl.records import FinishReason, Message, Observation, Source, StopReason, Task, ToolCall, Turn
+from mcprl.records import FinishReason, FollowUp, Message, Observation, Source, StopReason, Task, ToolCall, Turn
 from mcprl.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Grader(Protocol):
 
 
 class Functions(Protocol):
-    """The reward functions of a recipe. Each gives one part of the reward."""
+    """The reward functions of a recipe, each of which gives one part of the reward, and the simulated users."""
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -117,6 +118,10 @@ class Functions(Protocol):
     def digest(self) -> str: ...
 
     async def grade(self, episode: EpisodeView) -> Graded: ...
+
+    async def reply(self, episode: EpisodeView) -> str | None:
+        """Return what the simulated user says to the policy's last answer, or None to end the conversation."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +152,7 @@ class StepResult:
 
 class Environment:
     """The environment of one episode. Use it once. A rubric is scored only with a judge; reward functions and the
-    task's check only with `functions`.
+    task's check only with `functions`, which a simulated user needs too.
 
     `max_turns` is the limit per user message.
     """
@@ -171,13 +176,15 @@ class Environment:
         self._rewards = rewards
         self._judge = judge if task.goal.rubric is not None else None
         self._functions = functions
-        if task.goal.check is not None and functions is None:
+        own = "its simulated user" if task.goal.check is None else task.goal.check.function
+        if (task.goal.check is not None or task.user is not None) and functions is None:
             raise BadValueError(
-                f"task {task.id} is checked by {task.goal.check.function}, which cannot be run here",
+                f"task {task.id} needs {own}, which cannot be run here",
                 fix="open reward functions with this task (mcprl.episodes.reward_functions.open_functions)",
             )
         self._injection = injection
         self._follow_ups = list(task.follow_ups)
+        self._replies = 0  # of the simulated user
         self._answered_turns = 0  # number of turns before the user's latest message
         self._parts: Mapping[str, float] = self._score((), None, None)
         self._parts_after: list[Mapping[str, float]] = []  # each turn
@@ -209,17 +216,17 @@ class Environment:
     async def step(self, action: Action) -> StepResult:
         """Execute one turn."""
         turn = _turn_of(action, await self._carry_out(action.calls))
-        stop = self._stop_after(action)
+        turn = replace(turn, follow_up=() if action.calls else await self._follow_up(action, turn))
+        stop = self._stop_after(turn)
         answer = action.prose if stop is StopReason.ANSWERED else None
         state, graded = None, None
         if stop is not None:
             state = await self._share_of_state()
             graded = await self._grade([*self.turns, turn], answer, stop, state)
         result = self._append(turn, stop, answer, state=state, graded=graded)
-        if action.calls or result.stop is not None:
-            return result
-        self._answered_turns = len(self.turns)
-        return replace(result, follow_up=self._follow_ups.pop(0).messages)
+        if turn.follow_up:
+            self._answered_turns = len(self.turns)
+        return replace(result, follow_up=turn.follow_up)
 
     async def end(self, stop: StopReason) -> None:
         """End the episode between two turns, for example at its deadline. The last turn gets the penalty."""
@@ -249,11 +256,35 @@ class Environment:
         instead = None if injection is None else partial(injection.failure_of, turn=len(self.turns), index=index)
         return await self._access.call(call, without=self._later_tools(), instead=instead)
 
-    def _stop_after(self, action: Action) -> StopReason | None:
-        if not action.calls and self._follow_ups:
+    async def _follow_up(self, action: Action, turn: Turn) -> tuple[Message, ...]:
+        """Return what the user says to an answer; nothing, if the conversation is over."""
+        if self._follow_ups:
+            return self._with_new_tools(self._follow_ups.pop(0))
+        user = self._task.user
+        if user is None or self._replies == user.max_messages:
+            return ()
+        assert self._functions is not None
+        turns, parts = (*self.turns, turn), dict(self._parts)
+        said = await self._functions.reply(
+            EpisodeView(task=self._task, turns=turns, answer=action.prose, stop=StopReason.ANSWERED, parts=parts)
+        )
+        self._replies += 1
+        return () if said is None else ({"role": "user", "content": said},)
+
+    def _with_new_tools(self, follow_up: FollowUp) -> tuple[Message, ...]:
+        """Return the messages of a follow-up. The prompt cannot change, so the last one describes the new tools."""
+        if not follow_up.tools or follow_up.described:
+            return follow_up.messages
+        new = tool_specs(tool for tool in self._access.tools if tool.name in follow_up.tools)
+        *before, last = follow_up.messages
+        described = f"{last['content']}\n\nYou can now use these tools too:\n{json.dumps(new, ensure_ascii=False)}"
+        return (*before, {**last, "content": described})
+
+    def _stop_after(self, turn: Turn) -> StopReason | None:
+        if turn.follow_up:
             return None  # the user continues even if this turn reached the length limit
-        if not action.calls:
-            return StopReason.CUT_BY_LENGTH if action.finish is FinishReason.LENGTH else StopReason.ANSWERED
+        if not turn.calls:
+            return StopReason.CUT_BY_LENGTH if turn.finish is FinishReason.LENGTH else StopReason.ANSWERED
         return StopReason.TURN_LIMIT if len(self.turns) + 1 - self._answered_turns >= self._max_turns else None
 
     def _later_tools(self) -> set[str]:
@@ -375,9 +406,20 @@ def require_tools(tasks: Sequence[Task], catalog: Catalog) -> None:
         catalog.require([*(task.tools or ()), *later, *needed], wanted_by=f"task {task.id}")
 
 
+def require_users(tasks: Sequence[Task], config: TasksConfig) -> None:
+    """Raise if a task needs a model to play its user, and there is none."""
+    for task in tasks:
+        if task.user is not None and task.user.instructions is not None and config.user is None:
+            raise BadValueError(
+                f"task {task.id} has a user with instructions, but no model plays it",
+                fix="set tasks.user in the recipe, or give the task a user that is a function",
+            )
+
+
 def require_grammar(tasks: Sequence[Task], catalog: Catalog, grammars: TurnGrammars) -> None:
     """Raise if the grammar cannot express the calls of a tool that some task offers."""
     offered = {name for task in tasks for name in task.tools or catalog.names}
+    offered |= {name for task in tasks for follow_up in task.follow_ups for name in follow_up.tools}
     grammars.grammar_of(tool_specs(catalog[name] for name in catalog.names if name in offered))
 
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mcprl.config import RewardsConfig, RunConfig
@@ -24,7 +24,7 @@ from mcprl.errors import (
     ServerLostError,
     ToolServerError,
 )
-from mcprl.records import Message, Observation, Source, StopReason, Task, ToolCall, Trajectory, Turn
+from mcprl.records import FollowUp, Message, Observation, Source, StopReason, Task, ToolCall, Trajectory, Turn
 from mcprl.samplers import Completion, Sampler, SampleRequest
 from mcprl.seeds import derive_seed
 
@@ -190,7 +190,8 @@ class TrajectoryColumns:
 
 @dataclass(slots=True)
 class LiveEpisode:
-    """A running episode. `played_s` and `played_tokens` count finished turns only.
+    """A running episode. `played_s` and `played_tokens` count finished turns only. `grammars` has each grammar with
+    its first turn.
 
     Without token ids, because an endpoint plays it, it has `messages` and, per request, what the endpoint counted:
     (tokens of the prompt, sampled tokens).
@@ -202,7 +203,7 @@ class LiveEpisode:
     environment: Environment | None = None
     tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     actions: list[Action] = field(default_factory=list[Action])
-    grammar: str | None = None
+    grammars: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     played_s: float = 0.0
     played_tokens: int = 0
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -282,6 +283,10 @@ class EpisodeLoop(ABC):
             duration_s=time.monotonic() - started,
         )
 
+    async def _offer(self, episode: LiveEpisode, tools: list[dict[str, Any]]) -> None:
+        """Offer the tools from the next turn on."""
+        episode.tools = tools
+
     @abstractmethod
     async def _add_prompt(self, episode: LiveEpisode, environment: Environment) -> bool:
         """Begin the conversation. Return whether a turn fits after it."""
@@ -305,7 +310,8 @@ class EpisodeLoop(ABC):
                 async with asyncio.timeout(deadline_s):
                     opening = self._open_environment(task, episode.seed_path)
                     environment, _ = await leased.enter_async_context(opening)
-                    episode.environment, episode.tools = environment, environment.tool_specs
+                    episode.environment = environment
+                    await self._offer(episode, environment.tool_specs)
                     fits = await self._add_prompt(episode, environment)
                     return await self._play(episode, environment) if fits else StopReason.CONTEXT_LIMIT
             except TimeoutError:
@@ -346,7 +352,7 @@ class EpisodeLoop(ABC):
             error.turns += ((),)
             raise error  # no calls were in progress
         if not await self._reproduction.is_caused(
-            actions, error, lambda: self._open_environment(task, episode.seed_path)
+            actions, error, lambda: self._open_environment(_as_it_went(task, environment.turns), episode.seed_path)
         ):
             raise error
         environment.end_by_fault(actions[-1], error.what)
@@ -383,8 +389,8 @@ class EpisodeLoop(ABC):
             if not self._show(episode, [*map(_as_message, result.observations), *result.follow_up]):
                 await environment.end(StopReason.CONTEXT_LIMIT)
                 return StopReason.CONTEXT_LIMIT
-            if result.follow_up:
-                episode.tools = environment.tool_specs
+            if result.follow_up and (tools := environment.tool_specs) != episode.tools:
+                await self._offer(episode, tools)
 
 
 class EpisodeRunner(EpisodeLoop):
@@ -409,18 +415,14 @@ class EpisodeRunner(EpisodeLoop):
         self._sampler = sampler
         self._grammars = grammars
 
-    async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
-        if self._grammars is not None and any(follow_up.tools for follow_up in task.follow_ups):
-            raise BadValueError(
-                f"task {task.id} offers more tools in a follow-up, but all turns of an episode share one grammar",
-                fix="set sampling.constrain to off for such tasks",
-            )
-        return await super().run(task, step=step, member=member, attempt=attempt)
+    async def _offer(self, episode: LiveEpisode, tools: list[dict[str, Any]]) -> None:
+        await super()._offer(episode, tools)
+        if self._grammars is not None:
+            grammar = await asyncio.to_thread(self._grammars.grammar_of, tools)
+            episode.grammars.append((len(episode.actions), grammar))
 
     async def _add_prompt(self, episode: LiveEpisode, environment: Environment) -> bool:
         """Append the prompt. Return whether a turn fits after it; raise if it does not and `task.must_fit` is set."""
-        if self._grammars is not None:
-            episode.grammar = await asyncio.to_thread(self._grammars.grammar_of, episode.tools)
         task, columns, most = episode.task, episode.columns, self._config.model.context_tokens
         columns.add_context(self._chat.open(environment.messages, episode.tools))
         fits = len(columns.token_ids) < most
@@ -434,8 +436,9 @@ class EpisodeRunner(EpisodeLoop):
     async def _act(self, episode: LiveEpisode, environment: Environment) -> Action:
         columns, turn = episode.columns, len(environment.turns)
         prompt_ids = tuple(columns.token_ids)
-        completion = await self._sampler.sample(self._request(prompt_ids, episode.grammar, (*episode.seed_path, turn)))
-        forced, fixed = await self._choices(episode.grammar, completion)
+        grammar = episode.grammars[-1][1] if episode.grammars else None
+        completion = await self._sampler.sample(self._request(prompt_ids, grammar, (*episode.seed_path, turn)))
+        forced, fixed = await self._choices(grammar, completion)
         columns.add_turn(completion, turn, forced=forced, fixed=fixed)
         parsed = self._chat.parse(prompt_ids, completion.token_ids, episode.tools)
         return Action(
@@ -457,7 +460,10 @@ class EpisodeRunner(EpisodeLoop):
         return True
 
     def _tokens_of(self, episode: LiveEpisode, turns: int) -> dict[str, Any]:
-        rest = {"grammar": episode.grammar, "stop_token_ids": self._chat.stop_token_ids}
+        (_, grammar), *later = episode.grammars or [(0, None)]
+        # The last grammar may belong to a turn that was never finished.
+        used = tuple(one for one in later if one[0] < turns)
+        rest = {"grammar": grammar, "later_grammars": used, "stop_token_ids": self._chat.stop_token_ids}
         return episode.columns.named() | rest
 
     async def _choices(self, grammar: str | None, completion: Completion) -> tuple[Sequence[bool], Sequence[bool]]:
@@ -480,6 +486,14 @@ class EpisodeRunner(EpisodeLoop):
             seed=derive_seed(self._config.seed, "turn", *seed_path),
             grammar=grammar,
         )
+
+
+def _as_it_went(task: Task, turns: Sequence[Turn]) -> Task:
+    """Return the task with what its simulated user said in these turns, so that it need not be asked again."""
+    if task.user is None:
+        return task
+    said = tuple(FollowUp(messages=turn.follow_up) for turn in turns if turn.follow_up)
+    return replace(task, user=None, follow_ups=said)
 
 
 def _as_message(observation: Observation) -> Message:

@@ -1,4 +1,4 @@
-"""The user's reward functions and checks: written in Python, named in a recipe or a task, run in a separate process.
+"""The user's reward functions, checks and simulated users: in Python, named in a recipe or a task, run in a process.
 
     rewards:
       functions:
@@ -25,14 +25,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 from mcprl.concurrency import run_all
-from mcprl.config import RewardFunctionConfig, RewardsConfig
+from mcprl.config import RewardFunctionConfig, RewardsConfig, UserConfig
 from mcprl.episodes.rewards import weigh
+from mcprl.episodes.user_model import UserModel
 from mcprl.errors import InfrastructureError, RewardFunctionError, UserCodeError
 from mcprl.functions import Code, EpisodeView, Per, Probe
 from mcprl.processes import ChildProcess
@@ -68,7 +69,8 @@ class RewardFunctions:
 
     `code` was read earlier, perhaps by another process; it also has the checks of tasks. If a function raises, returns
     anything but numbers from −1 to 1, or misses its deadline, UserCodeError is raised and ends the run. With
-    `on_error: lose_episode`, RewardFunctionError is raised instead, and only the episode is lost.
+    `on_error: lose_episode`, RewardFunctionError is raised instead, and only the episode is lost. `user` is the model
+    that plays the users of tasks that give it instructions; the users of other tasks are functions.
     """
 
     def __init__(
@@ -78,10 +80,12 @@ class RewardFunctions:
         environment: Mapping[str, str],
         log: Path,
         code: Code | None = None,
+        user: UserModel | None = None,
     ) -> None:
+        self._user = user
         self._functions = dict(functions)
         self.code = code or Code.read(function.function for function in functions.values())
-        self.digest = self.code.digest
+        self.digest = self.code.digest if self.code.references else ""
         self._environment = environment
         self._log = log
         self._per: dict[str, Per] = {}
@@ -109,7 +113,8 @@ class RewardFunctions:
             if looks_secret(name):
                 SECRETS.add(name, value)
         try:
-            await self._start()
+            if self.code.references:
+                await self._start()
             for name in self.of_groups:
                 function = self._functions[name]
                 if function.probes or function.on_error != "stop":
@@ -136,17 +141,30 @@ class RewardFunctions:
         """Return the values of the functions for an episode; those per group are left out."""
         calls = {name: (name, own) for name, own in self._functions.items() if self._per[name] != "group"}
         if (check := episode.task.goal.check) is not None:
-            if (per := self._per.get(check.function)) != "episode":
-                problem = "was not loaded when the run started" if per is None else f"is a function per {per}"
-                raise UserCodeError(
-                    f"{check.function}, the check of task {episode.task.id}, {problem}",
-                    fix="use a function per episode, and a task in tasks.train or tasks.validation",
-                )
-            own = RewardFunctionConfig(function=check.function, weight=0, probes=check.probes)
+            own = self._of_task(check.function, f"the check of task {episode.task.id}", check.probes)
             calls["check"] = check.function, own
         bare = replace(episode, probing=None)
         values = await run_all(self._call(name, own, bare, episode.probing) for name, own in calls.values())
         return dict(zip(calls, values, strict=True))
+
+    async def reply(self, episode: EpisodeView) -> str | None:
+        """Return what the task's simulated user says to the answer, or None if it is done."""
+        user = episode.task.user
+        assert user is not None
+        if user.function is not None:
+            own = self._of_task(user.function, f"the user of task {episode.task.id}")
+            return await self._call(user.function, own, episode, None, says=True)
+        assert self._user is not None  # `require_users`
+        return await self._user.reply(episode)
+
+    def _of_task(self, function: str, what: str, probes: tuple[str, ...] = ()) -> RewardFunctionConfig:
+        if (per := self._per.get(function)) != "episode":
+            problem = "was not loaded when the run started" if per is None else f"is a function per {per}"
+            raise UserCodeError(
+                f"{function}, {what}, {problem}",
+                fix="use a function per episode, and a task in tasks.train or tasks.validation",
+            )
+        return RewardFunctionConfig(function=function, weight=0, probes=probes)
 
     async def grade_group(
         self, task: Task, trajectories: Sequence[Trajectory], rewards: RewardsConfig
@@ -184,6 +202,8 @@ class RewardFunctions:
         function: RewardFunctionConfig,
         subject: EpisodeView | tuple[EpisodeView, ...],
         probe: Probe | None,
+        *,
+        says: bool = False,
     ) -> Any:
         while True:
             async with self._starting:
@@ -192,7 +212,7 @@ class RewardFunctions:
             number, result = next(self._numbers), asyncio.get_running_loop().create_future()
             call = self._calls[number] = _Call(result, probe, frozenset(function.probes), self._child)
             try:
-                self._send(("call", number, name, subject))
+                self._send(("call", number, name, subject, says))
                 async with asyncio.timeout(function.deadline_s):
                     return await result
             except _ProcessReplacedError:
@@ -313,27 +333,37 @@ class RewardFunctions:
 
 
 def code_of(rewards: RewardsConfig, tasks: Sequence[Task]) -> Code:
-    """Read the code of the reward functions of a recipe and of the checks of tasks."""
+    """Read the code of the reward functions of a recipe, and of the checks and simulated users of tasks."""
     checks = (task.goal.check.function for task in tasks if task.goal.check is not None)
-    return Code.read([*(function.function for function in rewards.functions.values()), *checks])
+    users = (task.user.function for task in tasks if task.user is not None and task.user.function is not None)
+    return Code.read([*(function.function for function in rewards.functions.values()), *checks, *users])
 
 
 @asynccontextmanager
 async def open_functions(
-    rewards: RewardsConfig, catalog: Catalog, *, logs: Path, code: Code
+    rewards: RewardsConfig,
+    catalog: Catalog,
+    *,
+    logs: Path,
+    code: Code,
+    user: UserConfig | None = None,
+    share: float = 1.0,
 ) -> AsyncGenerator[RewardFunctions | None]:
-    """Start the functions of `code_of(rewards, tasks)`. Yields None if there are none.
+    """Start the functions of `code_of(rewards, tasks)`, and open the model that plays users. Yields None if there are
+    neither. With workers, `share` is the part of the user's limits that this one may use.
 
     Raises if no server lists a tool to probe.
     """
-    if not code.references:
+    if not code.references and user is None:
         yield None
         return
     functions = rewards.functions
     catalog.require([tool for one in functions.values() for tool in one.probes], wanted_by="rewards.functions")
     environment, log = load_keys(), logs / "rewards.log"
-    async with RewardFunctions(functions, environment=environment, log=log, code=code) as opened:
-        yield opened
+    async with AsyncExitStack() as stack:
+        model = None if user is None else await stack.enter_async_context(UserModel(user, environment, share=share))
+        opening = RewardFunctions(functions, environment=environment, log=log, code=code, user=model)
+        yield await stack.enter_async_context(opening)
 
 
 class _FunctionFailed(Exception):

@@ -1,4 +1,4 @@
-"""The process of the reward functions: reads episodes from stdin, writes numbers to stdout.
+"""The process of the reward functions: reads episodes from stdin, writes numbers and texts to stdout.
 
     python reward_process.py TRACE
 
@@ -65,7 +65,7 @@ class _Process:
         else:
             self._say(per={name: _per(function) for name, (_, function) in self._functions.items()})
 
-    async def _call(self, number: int, name: str, subject: EpisodeView | tuple[EpisodeView, ...]) -> None:
+    async def _call(self, number: int, name: str, subject: EpisodeView | tuple[EpisodeView, ...], says: bool) -> None:
         reference, function = self._functions[name]
 
         async def probe(call: ToolCall) -> Observation:
@@ -84,7 +84,10 @@ class _Process:
                 is_async = inspect.iscoroutinefunction(function)
                 value = function(view) if is_async else await asyncio.to_thread(function, view)
                 value = await value if inspect.isawaitable(value) else value
-                problem, value = _checked(value, function, subject, least=0 if name == reference else -1)
+                if says:
+                    problem = _why_not_said(value)
+                else:
+                    problem, value = _checked(value, function, subject, least=0 if name == reference else -1)
             unchanged = tuple(view) if isinstance(view, list) else replace(view, probing=None)
             if pickle.dumps(unchanged) != before:
                 problem = "modified its episode, which is a copy; it must only read it"
@@ -93,7 +96,8 @@ class _Process:
         except UserCodeError as error:
             self._say(call=number, error=error.what)
         else:
-            self._say(call=number, value=[*map(float, value)] if isinstance(value, list) else float(value))
+            returned = value if says else [*map(float, value)] if isinstance(value, list) else float(value)
+            self._say(call=number, value=returned)
 
     def _take_probed(self, number: int, seen: Observation | str) -> None:
         future = self._probed[number]
@@ -132,6 +136,11 @@ def _checked(
 
 def _is_number(value: object, least: int = -1) -> bool:
     return isinstance(value, int | float) and least <= value <= 1  # NaN is not
+
+
+def _why_not_said(value: object) -> str | None:
+    is_text = isinstance(value, str) and bool(value.strip())
+    return None if value is None or is_text else _wrong(value, "a text, or None to end the conversation")
 
 
 def _wrong(value: object, wanted: str) -> str:

@@ -22,7 +22,7 @@ from mcprl.episodes.collector import Collector, Journal, RunsEpisodes
 from mcprl.episodes.demonstrations import Demonstrator
 from mcprl.episodes.endpoint import EndpointSettings, EndpointUse
 from mcprl.episodes.endpoint_runner import EndpointRunner, make_client
-from mcprl.episodes.environment import require_grammar, require_tools, require_worlds
+from mcprl.episodes.environment import require_grammar, require_tools, require_users, require_worlds
 from mcprl.episodes.judge import Judge
 from mcprl.episodes.loop import EpisodeRunner
 from mcprl.episodes.reward_functions import RewardFunctions, code_of, open_functions
@@ -125,7 +125,8 @@ async def open_graders(
         judge = None
         if config.rewards.judge is not None:
             judge = await stack.enter_async_context(Judge(config.rewards.judge, load_keys()))
-        opening = open_functions(config.rewards, toolbox.catalog, logs=logs, code=code)
+        user, share = config.tasks.user, 1 / (1 + config.workers.count)
+        opening = open_functions(config.rewards, toolbox.catalog, logs=logs, code=code, user=user, share=share)
         yield judge, await stack.enter_async_context(opening)
 
 
@@ -248,6 +249,7 @@ async def open_stage(
     `earlier_calls`, by server, count towards the servers' budgets.
     """
     require_scorable(tasks, config.rewards)
+    require_users(tasks, config.tasks)
     start = config.model.adapter
     if start is not None:
         check_adapter(start, config.model.path, config.learner)
@@ -296,6 +298,7 @@ async def open_endpoint_runner(
 ) -> AsyncGenerator[tuple[EndpointRunner, Toolbox, RewardFunctions | None, EndpointUse]]:
     """Start the tool servers, and let a model behind an endpoint play. Loads no model and no chat template."""
     require_scorable(tasks, config.rewards)
+    require_users(tasks, config.tasks)
     if config.workers.count:
         raise BadValueError(
             "Ray workers cannot use an endpoint", fix="add --set workers.count=0, to run all episodes in this process"

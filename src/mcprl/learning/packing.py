@@ -229,18 +229,20 @@ class Replayer:
                 words = -(-self._grammars.vocab_size // 32)
                 parts.append(torch.full((sum(mask), words), _EVERY_TOKEN, dtype=torch.int32))
             else:
-                parts.extend(_turn_parts(self._grammars, trajectory, trajectory.grammar, mask))
+                parts.extend(_turn_parts(self._grammars, trajectory, mask))
         admissible_NW = torch.cat(parts)
         self.spent_s += time.monotonic() - started
         return admissible_NW
 
 
-def _turn_parts(grammars: Grammars, trajectory: Trajectory, grammar: str, mask: Sequence[bool]) -> list[Tensor]:
+def _turn_parts(grammars: Grammars, trajectory: Trajectory, mask: Sequence[bool]) -> list[Tensor]:
     """Return the admissible tokens of each turn. The grammar starts again in every turn."""
     places = [place for place, sampled in enumerate(trajectory.sampled) if sampled]
     parts: list[Tensor] = []
     for number, turn in enumerate(trajectory.turns):
         own, places = places[: len(turn.sampled_ids)], places[len(turn.sampled_ids) :]
+        grammar = trajectory.grammar_of(number)
+        assert grammar is not None
         replay = grammars.replay(grammar, trajectory.stop_token_ids, turn.sampled_ids)
         for name, replayed, column in (
             ("forced", replay.forced, trajectory.forced),

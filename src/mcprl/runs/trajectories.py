@@ -63,7 +63,7 @@ def read_token_notes(path: Path) -> dict[tuple[str, int], TokenNotes]:
 
 
 _TRAJECTORY = TypeAdapter(Trajectory)
-_JSON_COLUMNS = ("turns", "reward_parts")
+_JSON_COLUMNS = ("turns", "reward_parts", "later_grammars")
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
@@ -84,7 +84,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     """Read the trajectories of a Parquet file."""
     rows: list[dict[str, Any]] = _PARQUET.read_table(path).to_pylist()
     for row in rows:
-        row.update({name: json.loads(row[name]) for name in _JSON_COLUMNS})
+        row.update({name: json.loads(row[name]) for name in _JSON_COLUMNS if name in row})
     return [_TRAJECTORY.validate_python(row) for row in rows]
 
 

@@ -52,7 +52,7 @@ from mcprl.goals import (
     MeetsSome,
     Unit,
 )
-from mcprl.records import Difficulty, Message, Solution, Task, ToolCall
+from mcprl.records import Difficulty, FollowUp, Message, SimulatedUser, Solution, Task, ToolCall
 
 _DIGEST_CHARACTERS = 10
 _OPENING_ROLES = ("system", "user")
@@ -408,11 +408,45 @@ class SolutionLine(_Line):
 
 _Messages = Annotated[list[Message], Field(min_length=1)]
 # Fields that only benchmarks set, in Python; task files do not have them.
-_PYTHON_ONLY = {"follow_ups", "setup", "calls_in_order", "must_fit"}
+_PYTHON_ONLY = {"calls_in_order", "must_fit"}
 
 
 def _as_messages(prompt: object) -> object:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+class FollowUpLine(_Line):
+    """A further user message, after the policy's answer to the one before. A plain string is a `prompt`."""
+
+    prompt: Annotated[_Messages, BeforeValidator(_as_messages, json_schema_input_type=str | _Messages)] = Field(
+        description="The user's message, or a list of messages."
+    )
+    tools: list[_Words] = Field(
+        default_factory=list[str], description="Tools to offer from now on; the message is extended by their schemas."
+    )
+    solution: SolutionLine | None = Field(
+        default=None, description="The part of the solution after this message; default: the last answer again."
+    )
+
+
+class UserLine(_Line):
+    """A simulated user, who replies to each answer: a Python function, or a model (`tasks.user` in the recipe)."""
+
+    function: _Reference | None = Field(
+        default=None, description="The function, such as users.py:name, relative to the task file."
+    )
+    instructions: _Words | None = Field(default=None, description="Who the user is and wants, for a model to play.")
+    max_messages: int = Field(default=4, ge=1, description="Maximum number of replies of the user.")
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> UserLine:
+        if (self.function is None) == (self.instructions is None):
+            raise ValueError("give the user either a function or instructions")
+        return self
+
+
+def _as_follow_up(follow_up: object) -> object:
+    return {"prompt": follow_up} if isinstance(follow_up, str) else follow_up
 
 
 class TaskLine(_Line):
@@ -439,6 +473,15 @@ class TaskLine(_Line):
     check: Annotated[CheckLine, BeforeValidator(_as_check, json_schema_input_type=_Reference | CheckLine)] | None = (
         Field(default=None, description="Your own check: a Python function, such as checks.py:name.")
     )
+    setup: list[CallLine] = Field(
+        default_factory=list[CallLine], description="Calls to make on the servers before the first turn."
+    )
+    follow_ups: list[
+        Annotated[FollowUpLine, BeforeValidator(_as_follow_up, json_schema_input_type=_Words | FollowUpLine)]
+    ] = Field(default_factory=list[Any], description="Further user messages, each sent after an answer.")
+    user: Annotated[UserLine, BeforeValidator(_as_check, json_schema_input_type=_Reference | UserLine)] | None = Field(
+        default=None, description="A simulated user instead of follow_ups: a function, or instructions for a model."
+    )
     tools: list[str] | None = Field(default=None, description="Tools to offer; default: all tools of the servers.")
     difficulty: Difficulty = Field(default=Difficulty.MEDIUM, strict=False, description="easy, medium or hard.")
     max_turns: int | None = Field(default=None, ge=1, description="Maximum turns; default: depends on the difficulty.")
@@ -456,6 +499,10 @@ class TaskLine(_Line):
     def _checks_something(self) -> TaskLine:
         if self.in_any_order and any(isinstance(call, list) for call in self.calls):
             raise ValueError("in_any_order applies to all calls: remove it, or the nested lists in calls")
+        if self.follow_ups and self.user is not None:
+            raise ValueError("the user's messages come from follow_ups or from user, not from both")
+        if self.solution is None and any(follow_up.solution is not None for follow_up in self.follow_ups):
+            raise ValueError("a follow-up has a solution, but the task has none for its prompt")
         others = (self.answer, self.calls, self.min_calls, self.state, self.writes, self.rubric, self.check)
         if not any(others):
             raise ValueError(
@@ -472,6 +519,7 @@ def task_of(value: object, folder: Path = Path()) -> Task:
     """
     line = TaskLine.model_validate(value)
     own, sets = line.check, [call if isinstance(call, list) else [call] for call in line.calls]
+    user = line.user
     return Task(
         id=line.id,
         prompt=tuple(line.prompt),
@@ -500,9 +548,20 @@ def task_of(value: object, folder: Path = Path()) -> Task:
         difficulty=line.difficulty,
         max_turns=line.max_turns,
         world=line.world,
-        solution=None if line.solution is None else _solution_of(line.solution),
+        solution=_solution_of(line.solution),
+        setup=tuple(ToolCall(name=call.tool, arguments=call.arguments) for call in line.setup),
+        follow_ups=tuple(
+            FollowUp(messages=tuple(f.prompt), tools=tuple(f.tools), solution=_solution_of(f.solution))
+            for f in line.follow_ups
+        ),
+        user=None if user is None else _user_of(user, folder),
         metadata=line.metadata,
     )
+
+
+def _user_of(user: UserLine, folder: Path) -> SimulatedUser:
+    function = None if user.function is None else str(folder / user.function)
+    return SimulatedUser(function=function, instructions=user.instructions, max_messages=user.max_messages)
 
 
 def line_of(task: Task) -> dict[str, Any]:
@@ -537,6 +596,9 @@ def line_of(task: Task) -> dict[str, Any]:
         "max_turns": task.max_turns,
         "world": task.world,
         "solution": None if task.solution is None else _solution_line(task.solution),
+        "setup": [{"tool": call.name, "arguments": dict(call.arguments)} for call in task.setup],
+        "follow_ups": list(map(_follow_up_line, task.follow_ups)),
+        "user": None if task.user is None else _user_line(task.user),
         "metadata": dict(task.metadata),
     }
     # Copy these fields so that validation rejects them; otherwise the task would be written without them.
@@ -572,6 +634,9 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "state": tuple(StateLine.model_fields),
     "writes": tuple(WriteLine.model_fields),
     "check": tuple(CheckLine.model_fields),
+    "setup": tuple(CallLine.model_fields),
+    "follow_ups": tuple(FollowUpLine.model_fields),
+    "user": tuple(UserLine.model_fields),
     "solution": tuple(SolutionLine.model_fields),
     "answer": (*sorted(_SHAPES), "tolerance", "tolerance_days", "unit", "at_most", "none_of", "at_least"),
 }
@@ -653,7 +718,25 @@ def _check_line(check: ExpectedCheck) -> str | dict[str, Any]:
     return {"function": check.function, "probes": list(check.probes)} if check.probes else check.function
 
 
-def _solution_of(line: SolutionLine) -> Solution:
+def _follow_up_line(follow_up: FollowUp) -> str | dict[str, Any]:
+    line: dict[str, Any] = {"prompt": _prompt_line(follow_up.messages)}
+    if follow_up.tools:
+        line["tools"] = list(follow_up.tools)
+    if follow_up.solution is not None:
+        line["solution"] = _solution_line(follow_up.solution)
+    if follow_up.described:
+        line["described"] = True  # refused, since only benchmarks set it
+    return line["prompt"] if line.keys() == {"prompt"} and isinstance(line["prompt"], str) else line
+
+
+def _user_line(user: SimulatedUser) -> dict[str, Any]:
+    line = {"function": user.function, "instructions": user.instructions, "max_messages": user.max_messages}
+    return {name: value for name, value in line.items() if value is not None}
+
+
+def _solution_of(line: SolutionLine | None) -> Solution | None:
+    if line is None:
+        return None
     calls = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in line.calls)
     return Solution(calls=calls, answer=line.answer)
 

@@ -219,10 +219,11 @@ def unreachable_checks(task: Task, tools: ToolsByName, turns: int) -> Iterator[s
 
 def _calls(task: Task, tools: ToolsByName) -> Iterator[str]:
     needed = [(call.tool, call.arguments) for call in (*task.goal.calls, *task.goal.writes)]
-    solved = [(call.name, call.arguments) for call in task.solution.calls] if task.solution is not None else []
+    solved = [(call.name, call.arguments) for part in task.solutions for call in part.calls]
+    offered = {name for follow_up in task.follow_ups for name in follow_up.tools} | set(task.tools or ())
     for who, calls, partial in (("it", needed, True), ("its solution", solved, False)):
         for name, arguments in calls:
-            if task.tools is not None and name not in task.tools:
+            if task.tools is not None and name not in offered:
                 yield f"{who} needs {name}, which is not in the task's tools"
             elif name in tools:
                 for problem in check_call(name, arguments, tools, partial=partial).problems:
@@ -238,7 +239,7 @@ def _turns(task: Task, turns: int) -> Iterator[str]:
     needs_calls = bool(task.goal.calls) or task.goal.min_calls > 0
     if needs_calls and task.goal.answer is not None and turns < 2:
         yield "it needs one turn for calls and one for the answer, but its limit is 1 turn"
-    solved = len(task.solution.calls) + 1 if task.solution is not None else 0
+    solved = max((len(part.calls) + 1 for part in task.solutions), default=0)
     if solved > turns:
         yield f"its solution takes {solved} turns, one per call, but its limit is {turns}"
 
@@ -280,12 +281,25 @@ def _as_written(value: float) -> float:
 
 _DASHES = re.compile(r"[‐-―−﹘﹣-]")
 _QUOTES = re.compile(r"[‘’‚‛“”„‟\"'`]")
-_CHECKED = ("answer", "calls", "in_any_order", "min_calls", "state", "writes", "rubric", "check", "solution")
+_CHECKED = (
+    "answer",
+    "calls",
+    "in_any_order",
+    "min_calls",
+    "state",
+    "writes",
+    "rubric",
+    "check",
+    "solution",
+    "follow_ups",
+)
 
 
 def normalised_question(task: Task) -> str:
     """Normalize the user's text: ignore case, spacing, and the kinds of dashes and quotes."""
-    text = "\n".join(message["content"] for message in task.prompt if message["role"] == "user")
+    said = [*task.prompt, *(message for follow_up in task.follow_ups for message in follow_up.messages)]
+    told = [] if task.user is None else [task.user.instructions or f"{task.user.function} {task.metadata}"]
+    text = "\n".join([*(message["content"] for message in said if message["role"] == "user"), *told])
     plain = unicodedata.normalize("NFKC", _DASHES.sub("-", text)).casefold()
     return " ".join(_QUOTES.sub("'", plain).split()).rstrip(".!? ")
 
@@ -446,9 +460,11 @@ def _problem(kind: ProblemKind, entry: TaskEntry, text: str) -> Problem:
 
 
 def _unknown_tools(task: Task, tools: ToolsByName) -> Iterator[str]:
-    solution = task.solution.calls if task.solution is not None else ()
+    solution = [call for part in task.solutions for call in part.calls]
+    later = [name for follow_up in task.follow_ups for name in follow_up.tools]
     named = [
-        *((name, "offers") for name in task.tools or ()),
+        *((name, "offers") for name in (*(task.tools or ()), *later)),
+        *((call.name, "is set up with") for call in task.setup),
         *((call.tool, "needs") for call in (*task.goal.calls, *task.goal.writes)),
         *((state.tool, "checks its state with") for state in task.goal.state),
         *((call.name, "is solved with") for call in solution),
@@ -461,7 +477,11 @@ def _unknown_tools(task: Task, tools: ToolsByName) -> Iterator[str]:
 def _figures_by_tool(
     tasks: Sequence[Task], tools: ToolsByName, recorded: Sequence[RecordedCall], drift: Sequence[DriftedCall]
 ) -> tuple[ToolFigures, ...]:
-    offered = Counter(name for task in tasks for name in set(tools if task.tools is None else task.tools))
+    offered = Counter(
+        name
+        for task in tasks
+        for name in {*(tools if task.tools is None else task.tools), *(n for f in task.follow_ups for n in f.tools)}
+    )
     needed = Counter(name for task in tasks for name in {call.tool for call in (*task.goal.calls, *task.goal.writes)})
     calls = Counter(call.name for *_, call in recorded)
     drifted = Counter(call.tool for call in drift)

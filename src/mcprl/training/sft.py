@@ -169,10 +169,10 @@ class _Sources:
 
     async def _read(self, source: str) -> list[Found]:
         if source == SOLUTIONS:
-            solved = [(task, task.solution) for task in self._tasks.values() if task.solution is not None]
             played = (
-                self._demonstrator.demonstrate(task, script_of(solution), f"the solution of task {task.id}")
-                for task, solution in solved
+                self._demonstrator.demonstrate(task, script_of(task), f"the solution of task {task.id}")
+                for task in self._tasks.values()
+                if task.solution is not None
             )
             return await _all_found(played)
         if await asyncio.to_thread(Path(source).is_dir):
@@ -216,7 +216,8 @@ class _Sources:
                     yield f"{name} has {len(t.token_ids)} tokens, but model.context_tokens is {model.context_tokens}"
                 elif self._config.sampling.constrain == "off":
                     nowhere = (False,) * len(t.token_ids)
-                    yield replace(t, temperature=temperature, grammar=None, forced=nowhere, fixed=nowhere)
+                    t = replace(t, grammar=None, later_grammars=(), forced=nowhere, fixed=nowhere)
+                    yield replace(t, temperature=temperature)
                 else:
                     yield replace(t, temperature=temperature)
 

@@ -93,6 +93,27 @@ def test_the_person_sees_prompt_tools_observation_and_the_parts_of_the_reward(pl
     assert result.stdout.rstrip().endswith("solved")
 
 
+def test_the_person_talks_with_a_user_who_offers_more_tools(play, recipe):
+    task = json.loads((recipe.parent / "tasks.jsonl").read_text())
+    task["setup"] = [{"tool": "list_people", "arguments": {"city": "Lima"}}]
+    task["follow_ups"] = [{"prompt": "Who else is there?", "tools": ["list_people"]}]
+    (recipe.parent / "tasks.jsonl").write_text(json.dumps(task))
+    typed = ["list_people city=Lima", "find_person name=Ana", "answer Lima", "list_people city=Lima", "answer Lima"]
+    result = play("--recipe", str(recipe), typed=typed)
+    assert "there is no tool 'list_people'" in result.stdout
+    assert "user: Who else is there?" in result.stdout
+    assert "the episode is over: answered" in result.stdout
+
+
+def test_the_person_talks_with_a_simulated_user(play, recipe):
+    task = json.loads((recipe.parent / "tasks.jsonl").read_text()) | {"user": "users.py:f"}
+    (recipe.parent / "tasks.jsonl").write_text(json.dumps(task))
+    (recipe.parent / "users.py").write_text("def f(episode):\n    return None if episode.calls else 'Look it up.'\n")
+    result = play("--recipe", str(recipe), typed=["answer Oslo", "find_person name=Ana", "answer Lima"])
+    assert "user: Look it up." in result.stdout
+    assert result.stdout.rstrip().endswith("\nsolved")
+
+
 def test_a_typing_mistake_costs_no_turn_and_a_wrong_call_costs_one(play, recipe):
     typed = ["find_persn name=Ana", "find_person who=Ana", "find_person name=Ana", "answer Lima"]
     result = play("--recipe", str(recipe), typed=typed)

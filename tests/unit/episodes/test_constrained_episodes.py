@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from staged_episodes import Face, FunctionTools, RecordingSampler, make_config, make_task
 
 from mcprl.config import SamplingConfig
 from mcprl.episodes import EpisodeRunner
-from mcprl.errors import InadmissibleTokenError
+from mcprl.errors import AlignmentError, InadmissibleTokenError
 from mcprl.grammar.masks import TurnGrammars, load_grammars
+from mcprl.learning.packing import Replayer
+from mcprl.records import FollowUp
+from mcprl.runs.trajectories import decode_trajectory, encode_trajectory, read_trajectories, write_trajectories
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +33,11 @@ def grammars(tiny_qwen3):
 def stage(chat, encode, grammars):
     """(runner, sampler) that says `texts` under a grammar of one tool."""
 
-    def make(*texts: str, constrain: str = "act"):
+    def make(*texts: str, constrain: str = "act", later: bool = False):
         sampling = SamplingConfig(constrain=constrain)
         sampler = RecordingSampler(encode, texts)
-        tools = FunctionTools(echo=lambda text: text)
-        tools.tools = [Face("echo", parameters=PARAMETERS)]
+        tools = FunctionTools(echo=lambda text: text, shout=lambda text: text.upper())
+        tools.tools = [Face("echo", parameters=PARAMETERS), *([Face("shout", parameters=PARAMETERS)] if later else [])]
         config = make_config().model_copy(update={"sampling": sampling})
         held = TurnGrammars(chat, grammars, sampling)
         return EpisodeRunner(config, chat=chat, sampler=sampler, leases=tools, preamble=(), grammars=held), sampler
@@ -53,6 +57,25 @@ async def test_every_turn_is_sampled_under_the_grammar_of_the_tools_on_offer(sta
     assert "echo" in trajectory.grammar
     assert [request.grammar for request in sampler.requests] == [trajectory.grammar] * 2
     assert all(request.stop_token_ids == trajectory.stop_token_ids for request in sampler.requests)
+
+
+async def test_a_follow_up_with_more_tools_brings_a_grammar_that_the_learner_replays_too(stage, grammars, tmp_path):
+    turns = (f"Blue.{END}", CALL.replace("echo", "shout") + END, f"BLUE.{END}")
+    runner, sampler = stage(*turns, later=True)
+    follow_up = FollowUp(messages=({"role": "user", "content": "Louder?"},), tools=("shout",))
+    task = replace(make_task(answer="blue", tools=("echo",)), follow_ups=(follow_up,))
+    trajectory = await runner.run(task, step=0, member=0, attempt=0)
+    ((first, later),) = trajectory.later_grammars
+    assert (first, "shout" in trajectory.grammar, "shout" in later) == (1, False, True)
+    assert [request.grammar for request in sampler.requests] == [trajectory.grammar, later, later]
+    assert "You can now use these tools too" in trajectory.turns[0].follow_up[0]["content"]
+    assert trajectory.turns[1].observations[0].text == "BLUE"
+    write_trajectories(tmp_path / "t.parquet", [trajectory])
+    (read,) = read_trajectories(tmp_path / "t.parquet")
+    assert read == decode_trajectory(encode_trajectory(trajectory)) == trajectory
+    assert len(Replayer(grammars).admissible([read], [read.sampled])) == sum(read.sampled)
+    with pytest.raises((AlignmentError, InadmissibleTokenError)):
+        Replayer(grammars).admissible([replace(read, later_grammars=())], [read.sampled])
 
 
 async def test_what_the_grammar_left_no_choice_about_is_recorded_token_by_token(stage, chat):

@@ -10,10 +10,11 @@ import pytest
 from staged_episodes import FunctionTools, RecordingSampler, Refusal, call, make_config, make_task
 
 from mcprl.config import RewardsConfig
+from mcprl.episodes.demonstrations import play
 from mcprl.episodes.environment import Action, Environment
 from mcprl.episodes.loop import EpisodeRunner, lease_for
 from mcprl.errors import BadValueError
-from mcprl.records import FinishReason, FollowUp, StopReason, turns_by_message
+from mcprl.records import FinishReason, FollowUp, Solution, StopReason, turns_by_message
 
 
 def said(text):
@@ -44,7 +45,10 @@ async def test_an_answer_brings_the_next_message_until_the_last_one_ends_the_epi
     third = await environment.step(act())
     last = await environment.step(act())
     assert [step.stop for step in (first, second, third, last)] == [None, None, None, StopReason.ANSWERED]
-    assert [step.follow_up for step in (first, second, third, last)] == [said("And then?"), (), said("Now?"), ()]
+    announced = third.follow_up[0]["content"]
+    assert [step.follow_up for step in (first, second, last)] == [said("And then?"), (), ()]
+    assert announced.startswith('Now?\n\nYou can now use these tools too:\n[{"name": "convert"')
+    assert [turn.follow_up for turn in environment.turns] == [said("And then?"), (), third.follow_up, ()]
     assert [len(group) for group in turns_by_message(environment.turns)] == [1, 2, 1]
 
 
@@ -151,9 +155,19 @@ async def test_a_prompt_that_need_not_fit_ends_at_the_context_limit_before_the_f
     assert sampler.requests == []
 
 
-async def test_tools_that_come_later_and_a_grammar_do_not_go_together(chat):
-    config = make_config()
-    held = config.model_copy(update={"sampling": config.sampling.model_copy(update={"constrain": "calls"})})
-    runner = EpisodeRunner(held, chat=chat, sampler=None, leases=None, preamble=(), grammars=object())
-    with pytest.raises(BadValueError, match="share one grammar"):
-        await runner.run(three_questions(), step=0, member=0, attempt=0)
+async def test_a_follow_up_that_describes_its_tools_itself_is_sent_as_it_is():
+    follow_up = FollowUp(messages=said("Use convert."), tools=("convert",), described=True)
+    environment = environment_of(replace(make_task(tools=("find",)), follow_ups=(follow_up,)), tools_of_an_office())
+    assert (await environment.step(act())).follow_up == said("Use convert.")
+
+
+async def test_the_solution_of_each_message_is_played_in_its_turn():
+    tools = tools_of_an_office()
+    first, last = Solution(calls=(call("find"),), answer="Lima"), Solution(calls=(call("convert"),), answer="23:30")
+    follow_ups = (FollowUp(messages=said("Sure?")), FollowUp(messages=said("When?"), tools=("convert",), solution=last))
+    task = replace(make_task(answer="23:30", tools=("find",)), follow_ups=follow_ups, solution=first)
+    trial = await play(task, tools, first.calls, first.answer, RewardsConfig())
+    assert trial.success
+    assert [turn.text for turn in trial.turns if not turn.calls] == ["Lima", "Lima", "23:30"]
+    assert [made.name for turn in trial.turns for made in turn.calls] == ["find", "convert"]
+    assert [len(turns) for turns in turns_by_message(trial.turns)] == [2, 1, 2]

@@ -205,5 +205,5 @@ async def test_a_check_may_be_a_reward_function_too_but_must_be_one_per_episode_
 
 
 async def test_a_task_with_a_check_is_not_scored_without_it(tmp_path):
-    with pytest.raises(BadValueError, match=r"is checked by .*checks\.py:closed, which cannot be run here"):
+    with pytest.raises(BadValueError, match=r"needs .*checks\.py:closed, which cannot be run here"):
         await play_gold([checked(tmp_path)], ticket_tools(), REWARDS)

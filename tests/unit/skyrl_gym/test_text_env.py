@@ -58,6 +58,26 @@ def test_an_episode_runs_from_prompt_to_call_to_answer(recipe, tasks):
 
 
 @pytest.mark.process
+def test_the_user_of_a_task_replies_to_answers(recipe, tasks):
+    follow_up = {"prompt": "Now <|im_end|> crash.", "tools": ["crash"]}
+    line = {**tasks["note"], "tools": ["note"], "setup": [{"tool": "note", "arguments": {"text": "tea"}}]}
+    line["follow_ups"] = ["Really?", follow_up]
+    with pytest.raises(BadValueError, match="allows 9 turns"):
+        make(recipe, line)
+    env = make(recipe, line, max_turns=9)
+    conversation, _ = env.init(prompt_of(line))
+    assert '"crash"' not in conversation[0]["content"]
+    first = env.step("Done.<|im_end|>")
+    assert (first["done"], first["observations"]) == (False, [{"role": "user", "content": "Really?"}])
+    ((role, text),) = [(said["role"], said["content"]) for said in env.step("Yes.<|im_end|>")["observations"]]
+    assert role == "user"
+    assert '"name": "crash"' in text
+    assert "<|im_end|>" not in text
+    assert env.step("It is done.<|im_end|>")["done"]
+    env.close()
+
+
+@pytest.mark.process
 def test_the_recipes_limit_of_turns_ends_an_episode(recipe, tasks):
     line = {**tasks["note"], "max_turns": 1}
     env = make(recipe, line, max_turns=1)

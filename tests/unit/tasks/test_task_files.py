@@ -26,7 +26,7 @@ from mcprl.goals import (
     HasNumber,
     Matches,
 )
-from mcprl.records import Difficulty, Solution, Task, ToolCall
+from mcprl.records import Difficulty, SimulatedUser, Solution, Task, ToolCall
 from mcprl.tasks import load_preamble, load_tasks, write_tasks
 from mcprl.tasks.formats import line_of, task_of, task_schema
 
@@ -395,6 +395,41 @@ def test_what_is_written_is_read_back_the_same_and_fits_the_published_schema(tmp
     assert len(lines) == len(written)
     for line in lines:
         SCHEMA.validate(json.loads(line))
+
+
+def test_a_conversation_is_read_and_written_back_the_same(write, tmp_path):
+    solution = {"calls": [{"name": "convert", "arguments": {}}], "answer": "23:30"}
+    follow_ups = ["Sure?", {"prompt": "And now?", "tools": ["convert"], "solution": solution}]
+    line = json.loads(GOOD) | {"setup": [{"tool": "reset", "arguments": {"to": 7}}], "follow_ups": follow_ups}
+    line["solution"] = {"calls": [], "answer": "Lima"}
+    (task,) = load_tasks(write(json.dumps(line)))
+    assert task.setup == (ToolCall(name="reset", arguments={"to": 7}),)
+    assert [follow_up.messages[0]["content"] for follow_up in task.follow_ups] == ["Sure?", "And now?"]
+    assert task.follow_ups[1].tools == ("convert",)
+    assert [part.answer for part in task.solutions] == ["Lima", "Lima", "23:30"]
+    assert task_of(line_of(task)) == task
+    assert line_of(task)["follow_ups"] == follow_ups
+    by_function, by_model = "users.py:f", {"instructions": "Ask for Ana.", "max_messages": 2}
+    (first,) = load_tasks(write(json.dumps(json.loads(GOOD) | {"user": by_function})))
+    (second,) = load_tasks(write(json.dumps(json.loads(GOOD) | {"user": by_model})))
+    assert first.user == SimulatedUser(function=f"{tmp_path}/users.py:f")
+    assert second.user == SimulatedUser(instructions="Ask for Ana.", max_messages=2)
+    assert all(task_of(line_of(task)) == task for task in (first, second))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"user": {"function": "users.py:f", "instructions": "x"}}, "either a function or instructions"),
+        ({"user": {}}, "either a function or instructions"),
+        ({"user": "users.py:f", "follow_ups": ["More?"]}, "from follow_ups or from user"),
+        ({"follow_ups": [{"prompt": "x", "tool": ["y"]}]}, r"unknown field.*did you mean 'tools'"),
+        ({"follow_ups": [{"prompt": "x", "solution": {"answer": "y"}}], "solution": None}, "has none for its prompt"),
+    ],
+)
+def test_a_conversation_that_is_wrong_is_refused_with_its_reason(write, wrong, said):
+    with pytest.raises(TaskFileError, match=said):
+        load_tasks(write(json.dumps(json.loads(GOOD) | wrong)))
 
 
 def test_a_written_line_leaves_out_defaults():

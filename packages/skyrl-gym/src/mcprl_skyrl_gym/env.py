@@ -73,7 +73,7 @@ class McpTextEnv(BaseTextEnv):
         self._task = task_of_extras(extras)
         self._strict = strict
         self._stage = stage_of(StageKey(recipe=Path(recipe), overrides=tuple(overrides)))
-        self.max_turns = self._stage.config.episodes.turn_limit(self._task)
+        self.max_turns = self._stage.config.episodes.turn_limit(self._task) * self._task.max_messages
         self._require_turns(extras.get("max_turns"))
         self._conversation = self._stage.conversation(self._task)
         self._episode = self._stage.episode(self._task)
@@ -165,7 +165,7 @@ class McpTextEnv(BaseTextEnv):
 
     def _output(self, result: StepResult) -> BaseTextEnvStepOutput:
         return _step_output(
-            observations=self._stage.wording.results(result.observations),
+            observations=self._stage.wording.results(result.observations, result.follow_up),
             reward=result.reward,
             done=result.stop is not None,
             metadata={

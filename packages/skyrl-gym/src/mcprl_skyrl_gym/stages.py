@@ -24,7 +24,16 @@ from mcprl.chat.parsing import JSON_FAMILIES, read_text
 from mcprl.chat.rendering import ControlText
 from mcprl.config import RunConfig
 from mcprl.episodes import Judge, require_scorable, require_tools, require_worlds
-from mcprl.episodes.environment import Action, Environment, Functions, Grader, StepResult, ToolAccess, tool_specs
+from mcprl.episodes.environment import (
+    Action,
+    Environment,
+    Functions,
+    Grader,
+    StepResult,
+    ToolAccess,
+    require_users,
+    tool_specs,
+)
 from mcprl.episodes.loop import Leases, end_at_deadline, lease_for, longest_life_s
 from mcprl.episodes.reward_functions import code_of
 from mcprl.episodes.stage import open_graders
@@ -121,9 +130,10 @@ class Wording:
         """Return the tokens of the first turn's prompt, as in mcprl's own trainer."""
         return self._chat.open(messages, tools)
 
-    def results(self, observations: Sequence[Observation]) -> list[Message]:
-        """Return the results of a turn's calls as messages."""
-        return self._as_messages(observations, by_user=self._results_are_spoken_by_user)
+    def results(self, observations: Sequence[Observation], follow_up: Sequence[Message] = ()) -> list[Message]:
+        """Return the results of a turn's calls, or the user's next messages."""
+        said = [_said(message["role"], str(self._control_text.defused(message["content"]))) for message in follow_up]
+        return [*self._as_messages(observations, by_user=self._results_are_spoken_by_user), *said]
 
     def read(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Parse a turn into text and calls. A call that cannot be parsed has a `problem`."""
@@ -312,6 +322,7 @@ class Stage:
         key = canonical_json(line_of(task))
         if key not in self._conversations:
             require_scorable([task], self.config.rewards)
+            require_users([task], self.config.tasks)
             require_tools([task], self.toolbox.catalog)
             require_worlds([task], self.toolbox)
             self._conversations[key] = tuple(self.wording.conversation(*self._opening(task)))
@@ -334,7 +345,8 @@ class Stage:
         )
 
     def _opening(self, task: Task) -> tuple[list[Message], list[dict[str, Any]]]:
-        tools = tool_specs(self.toolbox.catalog.select(task.tools))
+        later = {name for follow_up in task.follow_ups for name in follow_up.tools}
+        tools = tool_specs(tool for tool in self.toolbox.catalog.select(task.tools) if tool.name not in later)
         return [*self._preamble, *task.prompt], tools
 
 

@@ -20,7 +20,7 @@ from mcprl.checks.doctor.examination import Examination, Finding, fine, hub_fold
 from mcprl.config import ModelConfig, RunConfig
 from mcprl.episodes.environment import tool_specs
 from mcprl.errors import BadValueError
-from mcprl.records import Message, Solution, Task
+from mcprl.records import Message, Task
 from mcprl.samplers.model_folder import check_files, renderer_of
 from mcprl.tools import Catalog, Tool
 
@@ -190,7 +190,7 @@ async def check_prompts(examination: Examination) -> AsyncIterator[Finding]:
 
 def _solution_lengths(tasks: Sequence[Task], length: Length, count: Count, config: RunConfig) -> Iterator[Finding]:
     """Find solutions that are longer than a turn or the context, even without markup and tool results."""
-    turns = {task.id: _solution_turns(task.solution) for task in tasks if task.solution is not None}
+    turns = {task.id: _solution_turns(task) for task in tasks if task.solution is not None}
     chosen = [task for task in tasks if task.id in turns]
     chosen.sort(key=lambda task: _characters(task) + sum(map(len, turns[task.id])))
     by_turn = {task.id: max(map(count, turns[task.id])) for task in chosen}
@@ -213,10 +213,13 @@ def _solution_lengths(tasks: Sequence[Task], length: Length, count: Count, confi
             )
 
 
-def _solution_turns(solution: Solution) -> list[str]:
+def _solution_turns(task: Task) -> list[str]:
     """Return the minimum text of each turn: a call's name and arguments, or the answer."""
-    calls = [f"{call.name} {json.dumps(dict(call.arguments), default=str)}" for call in solution.calls]
-    return [*calls, solution.answer]
+    turns: list[str] = []
+    for solution in task.solutions:
+        turns += [f"{call.name} {json.dumps(dict(call.arguments), default=str)}" for call in solution.calls]
+        turns.append(solution.answer)
+    return turns
 
 
 def _measures(examination: Examination, preamble: Sequence[Message], catalog: Catalog) -> tuple[Count, Length, str]:

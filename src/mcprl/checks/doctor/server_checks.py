@@ -49,7 +49,7 @@ _HELLO = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT}
 async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
     """Check that every key that a server or the judge needs is set."""
     config = examination.config.value
-    servers, judge = config.servers, config.rewards.judge
+    servers = config.servers
     if servers.cassette_mode == "replay":
         examination.specs.put(())
     else:
@@ -58,11 +58,16 @@ async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
         except ServerFileError as error:
             yield wrong_by("server file", error)
             return
-    key = judge.key_env if judge is not None else None
-    if key is not None and not load_keys().get(key, "").strip():
-        what = f"the judge needs a key, but {key} is not set"
-        raise MissingKeyError(what, fix=f"set {key}, or correct rewards.judge.key_env")
-    yield fine("keys", "all keys for the servers and the judge are set")
+    models = (
+        ("the judge", "rewards.judge", config.rewards.judge),
+        ("the simulated user", "tasks.user", config.tasks.user),
+    )
+    for who, setting, model in models:
+        key = None if model is None else model.key_env
+        if key is not None and not load_keys().get(key, "").strip():
+            what = f"{who} needs a key, but {key} is not set"
+            raise MissingKeyError(what, fix=f"set {key}, or correct {setting}.key_env")
+    yield fine("keys", "all keys for the servers and for models behind endpoints are set")
 
 
 async def check_servers(examination: Examination) -> AsyncIterator[Finding]:

@@ -13,7 +13,7 @@ from mcprl.checks.doctor.examination import Examination, Finding, fine, warning,
 from mcprl.config import AlgorithmConfig, RunConfig, ServerSettings
 from mcprl.conversations import calls_in
 from mcprl.episodes.demonstrations import require_solutions
-from mcprl.episodes.environment import require_worlds
+from mcprl.episodes.environment import require_users, require_worlds
 from mcprl.episodes.rewards import meets, require_scorable
 from mcprl.errors import BadValueError, McprlError, TaskFileError, UnknownToolError, did_you_mean
 from mcprl.goals import AnyText, Contains, Exactly, Goal
@@ -51,6 +51,7 @@ async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
         yield finding
     try:
         require_scorable(file.tasks, config.rewards)
+        require_users(file.tasks, config.tasks)
     except McprlError as error:
         yield wrong_by("scoring", error)
         return
@@ -68,7 +69,7 @@ async def check_task_file(examination: Examination) -> AsyncIterator[Finding]:
 def _learnable_bound(tasks: Sequence[Task], config: RunConfig) -> Finding | None:
     """Return a finding if even the longest episodes give a batch fewer tokens than an update needs."""
     least, episodes = config.algorithm.min_learnable_tokens, config.training.tasks_per_step * config.episodes.group_size
-    turns = max(config.episodes.turn_limit(task) * (1 + len(task.follow_ups)) for task in tasks)
+    turns = max(config.episodes.turn_limit(task) * task.max_messages for task in tasks)
     most = episodes * min(turns * config.sampling.max_tokens, config.model.context_tokens)
     if least <= most:
         return None

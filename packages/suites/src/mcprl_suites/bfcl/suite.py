@@ -243,6 +243,7 @@ def _task(entry: Entry) -> Task:
                 if place in announced
                 else tuple(cast("Sequence[Message]", messages)),
                 tools=announced.get(place, ()),
+                described=True,
             )
             for place, messages in enumerate(others, start=1)
         ),
