@@ -234,7 +234,7 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
                 base_url="http://vllm",
                 timeout=300,
                 transport=httpx2.AsyncHTTPTransport(
-                    uds=str(sampler.socket), limits=httpx2.Limits(max_connections=None)
+                    uds=str(sampler.replicas[0].socket), limits=httpx2.Limits(max_connections=None)
                 ),
             )
         )
