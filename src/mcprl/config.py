@@ -145,6 +145,16 @@ class Section(BaseModel):
         return value
 
 
+def _http_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("an address must start with http:// or https:// and contain a host")
+    return value
+
+
+_HttpUrl = Annotated[str, AfterValidator(_http_url)]
+
+
 class SkyrlConfig(Section):
     """The Tinker API server of engine skyrl: a SkyRL server, started by the run or on a cluster, or a hosted one."""
 
@@ -170,38 +180,60 @@ class WorkersConfig(Section):
 class SamplerPlacement(Section):
     """The vLLM servers that sample, each a replica of the policy."""
 
-    replicas: int = Field(default=1, ge=1)
-    """Number of vLLM servers. All turns of a group go to the same server, unless that server is busier than another
-    by more than a group."""
+    replicas: int | None = Field(default=None, ge=1)
+    """Number of vLLM servers; null: as many as fit on the GPUs that the learner leaves free. The turns of an episode
+    and the members of a group go to the same one, unless it is busier than the others by a group."""
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs per vLLM server."""
     devices: tuple[int, ...] = ()
-    """Indices of the GPUs for vLLM, in the order of the replicas; []: the first GPUs, if any."""
+    """Indices of the GPUs for vLLM, replica by replica; []: the first ones that the learner leaves free."""
+    urls: tuple[_HttpUrl, ...] = ()
+    """Addresses of vLLM servers that already run, instead of servers that the run starts. They must see the run's
+    folder under the same path."""
+    key_env: str | None = None
+    """Environment variable with the API key of the servers in urls; null: no key."""
 
     @model_validator(mode="after")
     def _devices_suffice(self) -> SamplerPlacement:
-        wanted = self.replicas * self.tensor_parallel
+        per_server = self.tensor_parallel
+        wanted = (self.replicas or max(1, len(self.devices) // per_server)) * per_server
         if self.devices and len(self.devices) != wanted:
             raise ValueError(
-                f"devices names {len(self.devices)} GPUs, but {self.replicas} replicas with "
-                f"tensor_parallel={self.tensor_parallel} need {wanted}"
+                f"devices names {len(self.devices)} GPUs, but {wanted // per_server} replicas with "
+                f"tensor_parallel={per_server} need {wanted}"
             )
+        if self.urls and (self.replicas or self.devices or per_server > 1):
+            raise ValueError("urls are servers that already run: remove replicas, devices and tensor_parallel")
         return self
 
-    def devices_of(self, replica: int) -> tuple[int, ...]:
-        """Return the GPUs of a replica, counted from 0.
 
-        >>> SamplerPlacement(replicas=2, tensor_parallel=2, devices=(4, 5, 6, 7)).devices_of(1)
-        (6, 7)
-        """
-        first = replica * self.tensor_parallel
-        return self.devices[first : first + self.tensor_parallel] or tuple(range(first, first + self.tensor_parallel))
+class LearnerPlacement(Section):
+    """The GPUs of the learner. learner.processes is their number."""
+
+    devices: tuple[int, ...] = ()
+    """Indices of the GPUs, one per process; []: the last ones, or, if colocated, the first ones."""
+    colocated: bool | None = None
+    """Learn on the GPUs that sample. vLLM and the learner then take turns: each leaves the GPU while the other works.
+    null: if there are too few GPUs for both."""
 
 
 class PlacementConfig(Section):
-    """Which processes and devices sample."""
+    """Which GPUs sample and which learn. Without settings it follows from the machine: `mcprl plan` shows it."""
 
     sampler: SamplerPlacement = SamplerPlacement()
+    learner: LearnerPlacement = LearnerPlacement()
+
+    @model_validator(mode="after")
+    def _devices_are_shared_only_if_colocated(self) -> PlacementConfig:
+        sampling, learning, colocated = set(self.sampler.devices), set(self.learner.devices), self.learner.colocated
+        if colocated is False and sampling & learning:
+            raise ValueError(
+                f"sampler and learner both name GPU {min(sampling & learning)}: give them different devices, or set "
+                "placement.learner.colocated to true"
+            )
+        if colocated and (self.sampler.urls or (sampling and learning and not sampling & learning)):
+            raise ValueError("placement.learner.colocated is true, but sampler and learner have no GPU in common")
+        return self
 
 
 def lacking_in_skyrl(config: RunConfig) -> str | None:
@@ -533,6 +565,9 @@ class AlgorithmConfig(Section):
     masks: Literal["exact", "text", "none"] = "exact"
     """Which sampled tokens carry no loss. exact: those for which the grammar allowed only one token; text: those for
     which it allowed only one text; none: all tokens carry loss."""
+    mask_overlong: bool = False
+    """Let episodes that ended at sampling.max_tokens or model.context_tokens carry no loss. Their rewards still count
+    in the baseline of their group."""
     refill_rounds: int = Field(default=0, ge=0)
     """How many times per step to replace groups with equal rewards with groups of other tasks. 0: never; such groups
     stay in the batch but contribute no gradient."""
@@ -592,8 +627,9 @@ class ModelConfig(Section):
 class VllmConfig(Section):
     """The vLLM server that mcprl starts."""
 
-    memory_fraction: float = Field(default=0.5, gt=0, lt=1)
-    """Share of GPU memory for vLLM."""
+    memory_fraction: float | None = Field(default=None, gt=0, lt=1)
+    """Share of GPU memory for vLLM. null: 0.9 on GPUs without a learner, 0.85 if they take turns, and 0.5 if both are
+    there at once, as with training.max_staleness above 0."""
     merge_adapters: bool = False
     """Merge each adapter into vLLM's weights, which is much faster on a CPU. Requires model.dtype=float32, because
     bfloat16 would round off most of a small adapter."""
@@ -814,15 +850,6 @@ class ServersConfig(Section):
         return self
 
 
-def _http_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("an address must start with http:// or https:// and contain a host")
-    return value
-
-
-_HttpUrl = Annotated[str, AfterValidator(_http_url)]
-
 _PROJECT = r"^[^/\s]+(/[^/\s]+)?$"
 
 
@@ -910,9 +937,20 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _replicas_are_vllm(self) -> RunConfig:
-        if self.placement != PlacementConfig() and self.engine != "vllm":
+    def _placement_can_be_had(self) -> RunConfig:
+        placed, chosen = self.placement.learner, PlacementConfig()
+        if self.placement.sampler != chosen.sampler and self.engine != "vllm":
             raise ValueError(f"placement.sampler places vLLM servers, but engine is {self.engine}: set engine to vllm")
+        if placed.devices and (len(set(placed.devices)) != self.learner.processes or self.engine == "skyrl"):
+            raise ValueError(
+                f"placement.learner.devices names {len(set(placed.devices))} GPUs, but learner.processes is "
+                f"{self.learner.processes} and engine is {self.engine}: name one GPU per process of the torch learner"
+            )
+        if placed.colocated and (self.engine != "vllm" or self.training.max_staleness):
+            raise ValueError(
+                "placement.learner.colocated lets vLLM and the learner take turns: set engine to vllm and "
+                "training.max_staleness to 0"
+            )
         return self
 
     @model_validator(mode="after")

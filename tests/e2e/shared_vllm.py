@@ -20,6 +20,7 @@ import pytest
 
 from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig, VllmConfig
 from mcprl.errors import McprlError
+from mcprl.placement import Placement
 from mcprl.records import Weights
 from mcprl.samplers.vllm import put_whole_weights
 from mcprl.samplers.vllm_server import VllmProcess, server_argv
@@ -134,13 +135,14 @@ class SharedVllm:
         learner: LearnerConfig,
         *,
         max_sequences: int,
-        devices: Sequence[int],
+        placement: Placement,
+        number: int,
         turn_deadline_s: float,
         log: Path,
     ) -> VllmProcess:
         del max_sequences, turn_deadline_s  # of a test; the shared server has its own
-        assert len(devices) <= 1, "the shared vLLM is on one device"
-        same: dict[str, Any] = {"max_sequences": MAX_SEQUENCES, "tensor_parallel": 1, "socket": Path()}
+        assert (len(placement.replicas), number) == (1, 0), "there is one shared vLLM"
+        same: Any = {"max_sequences": MAX_SEQUENCES, "tensor_parallel": 1, "socket": Path()}
         wanted = server_argv(model, sampling, learner, **same)
         shared = server_argv(self.model, self.sampling, LearnerConfig(), **same)
         assert wanted == shared, f"another vLLM than the shared one: {set(wanted) ^ set(shared)}"
@@ -150,7 +152,8 @@ class SharedVllm:
                 self.sampling,
                 LearnerConfig(),
                 max_sequences=MAX_SEQUENCES,
-                devices=devices,
+                placement=Placement(),
+                number=0,
                 turn_deadline_s=ANSWER_S,
                 log=self.log,
             )

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from mcprl.config import RunConfig, ServersConfig, ServerSettings
 from mcprl.errors import BadValueError, ServerFileError
+from mcprl.placement import place
 from mcprl.records import Message, Task
 
 MEASURED_FILE = Path(__file__).parent / "measured.json"
@@ -303,12 +304,15 @@ def _counts(config: RunConfig) -> tuple[int, int, int]:
 def _units(config: RunConfig, gpus: int) -> tuple[int, int]:
     """Return the number of GPUs that sample and of GPUs that learn; a CPU counts as one.
 
-    The torch engines sample on the GPUs of placement.sampler and learn on learner.processes GPUs. Behind the Tinker
-    API, sampler and learner take turns on all GPUs; with max_staleness above 0, each has half of them.
+    The torch engines are placed as in a run. Behind the Tinker API, sampler and learner take turns on all GPUs; with
+    max_staleness above 0, each has half of them.
     """
     if config.engine != "skyrl":
-        placed = config.placement.sampler.replicas * config.placement.sampler.tensor_parallel
-        return min(placed, gpus) or 1, min(config.learner.processes, gpus) or 1
+        placed = place(config, gpus)
+        elsewhere = len(placed.urls) * config.placement.sampler.tensor_parallel
+        return elsewhere or min(len(placed.sampling), gpus) or len(placed.replicas) or 1, len(
+            placed.learner[:gpus]
+        ) or 1
     sampling = gpus // 2 if config.training.max_staleness else 0
     return max(1, sampling or gpus), max(1, gpus - sampling)
 
@@ -343,7 +347,7 @@ def _parts(
         add("workers", config.workers.count, worker_s, "workers.count")
     else:
         add("driver", 1, driver_s + worker_s, "workers.count")
-    setting = "sampling.max_tokens; engine=skyrl on more GPUs" if torch else _SKYRL_GPUS
+    setting = "more GPUs for placement.sampler; sampling.max_tokens" if torch else _SKYRL_GPUS
     add("sampler", sampler_units, shape.sampled_tokens / sampler_rate, setting)
     for name, settings in servers.items():
         if settings.rate is not None:

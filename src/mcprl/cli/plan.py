@@ -66,6 +66,8 @@ def command(
 
 
 def _blocks(config: RunConfig, plan: Plan, gpus: int) -> Iterator[RenderableType]:
+    from mcprl.placement import place
+
     size = "size unknown"
     if plan.model.parameters is not None:
         size = f"{plan.model.parameters / 1e6:,.0f}M parameters ({plan.model.source})"
@@ -79,9 +81,13 @@ def _blocks(config: RunConfig, plan: Plan, gpus: int) -> Iterator[RenderableType
         "\n", ("Bottleneck: ", "bold"), f"{printable(worst.name)}. Relevant settings: {worst.setting}.\n"
     )
     yield _figures(plan)
-    processes = config.learner.processes
-    if config.engine != "skyrl" and gpus and gpus != processes:
-        yield Text(f"Warning: {gpus} GPUs, but learner.processes is {processes}.", style="yellow")
+    if config.engine != "skyrl" and gpus:
+        placed = place(config, gpus)
+        yield Text.assemble(("Placement: ", "bold"), f"{placed.drawn()}\n")
+        idle = gpus - len({*placed.sampling, *placed.learner})
+        if placed.gpus > gpus or idle:
+            what = f"{idle} of them are idle" if idle > 0 else f"placement and learner.processes need {placed.gpus}"
+            yield Text(f"Warning: {gpus} GPUs, but {what}.", style="yellow")
     for warning in plan.warnings:
         yield Text(f"Warning: {printable(warning)}.", style="yellow")
     yield Text(f"These are estimates, based on the driver and workers measured on {plan.machine}: see docs/scaling.md.")

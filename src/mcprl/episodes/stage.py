@@ -11,16 +11,16 @@ import importlib.util
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from mcprl.chat import Chat, load_chat
 from mcprl.config import RunConfig
 from mcprl.episodes.collector import Collector, Journal, RunsEpisodes
 from mcprl.episodes.demonstrations import Demonstrator
-from mcprl.episodes.endpoint import EndpointSettings, EndpointUse
+from mcprl.episodes.endpoint import EndpointSettings, EndpointUse, SettingNames, authorization
 from mcprl.episodes.endpoint_runner import EndpointRunner, make_client
 from mcprl.episodes.environment import require_grammar, require_tools, require_users, require_worlds
 from mcprl.episodes.judge import Judge
@@ -30,6 +30,7 @@ from mcprl.episodes.rewards import require_scorable
 from mcprl.errors import BadValueError, MissingExtraError
 from mcprl.functions import Code
 from mcprl.grammar.masks import Grammars, TurnGrammars, load_grammars
+from mcprl.placement import gpu_memories, place
 from mcprl.progress import Watcher
 from mcprl.records import Task, Weights
 from mcprl.samplers import Completion, Sampler, SampleRequest
@@ -42,7 +43,10 @@ from mcprl.tools.limits import SharedLimits
 from mcprl.tools.stats import StatsDocument
 
 if TYPE_CHECKING:
+    from mcprl.samplers.vllm import VllmSampler
     from mcprl.skyrl.engine import SkyrlEngine
+
+_VLLM: Final = SettingNames("vLLM", "placement.sampler.urls", "model.path", "placement.sampler.key_env")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +200,13 @@ class MeteredSampler:
 
     async def publish(self, weights: Weights) -> Weights:
         return await self._sampler.publish(weights)
+
+    async def sleep(self) -> None:
+        """Leave the GPUs to the learner, if the placement lets them take turns."""
+        await cast("VllmSampler", self._sampler).sleep()
+
+    async def wake(self, weights: Weights) -> None:
+        await cast("VllmSampler", self._sampler).wake(weights)
 
 
 class ToolFigures(Protocol):
@@ -363,11 +374,12 @@ def make_sampler(
         return TransformersSampler(config.model, grammars)
     from mcprl.samplers.vllm import VllmSampler
 
+    headers = authorization(_VLLM, config.placement.sampler.key_env, load_keys())
     return VllmSampler(
         config.model,
         config.sampling,
         config.learner,
-        placement=config.placement.sampler,
+        placement=replace(place(config, len(gpu_memories())), headers=headers),
         group_size=config.episodes.group_size,
         max_sequences=config.episodes.max_concurrent,
         turn_deadline_s=config.episodes.deadline_s,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from mcprl.config import RunConfig
 from mcprl.errors import LearnerLostError, McprlError
+from mcprl.placement import visible
 from mcprl.processes import ChildProcess, private_folder
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 from mcprl.secrets import HUB_VARIABLES, environment_without_keys
@@ -88,7 +89,8 @@ class DistributedLearner:
     the output of the processes to `learner-RANK.log` next to it.
     """
 
-    def __init__(self, config: RunConfig, *, folder: Path, grammars: Grammars | None) -> None:
+    def __init__(self, config: RunConfig, *, folder: Path, grammars: Grammars | None, gpus: Sequence[int] = ()) -> None:
+        self._gpus = {"CUDA_VISIBLE_DEVICES": visible(gpus)} if gpus else {}
         self._stack = contextlib.ExitStack()
         self._home = self._stack.enter_context(private_folder())
         self._plan = Plan(
@@ -143,6 +145,12 @@ class DistributedLearner:
     async def state_bytes(self) -> int:
         return await self._ask(("state_bytes",))
 
+    async def leave_gpu(self) -> None:
+        await self._ask(("leave_gpu",))
+
+    async def return_to_gpu(self) -> None:
+        await self._ask(("return_to_gpu",))
+
     async def close(self) -> None:
         """Stop all processes. It is safe to call this again."""
         for line in self._lines:
@@ -161,6 +169,7 @@ class DistributedLearner:
         self._server = await asyncio.start_unix_server(self._meet, socket)
         shared = {
             **environment_without_keys(*HUB_VARIABLES),
+            **self._gpus,
             # Each process gets a part of the cores. If each used all cores, they would only wait for one another.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._size))),
             # All processes are on this machine, so no other machine may reach the ports that they open.

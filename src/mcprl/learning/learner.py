@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from mcprl.config import RunConfig
+from mcprl.placement import gpu_memories, place
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
 if TYPE_CHECKING:
@@ -70,6 +71,16 @@ class Learner(Protocol):
         ...
 
 
+class OnGpu(Protocol):
+    """A torch learner, which can leave its GPUs to the sampler. Between the two calls it only saves and loads."""
+
+    async def leave_gpu(self) -> None:
+        """Move the weights and the optimizer's state to main memory, and return the GPU memory to the driver."""
+        ...
+
+    async def return_to_gpu(self) -> None: ...
+
+
 @asynccontextmanager
 async def open_learner(
     config: RunConfig, *, folder: Path, grammars: Grammars | None, engine: SkyrlEngine | None = None
@@ -83,12 +94,13 @@ async def open_learner(
 
         yield await SkyrlLearner.open(config, engine, folder=folder)
         return
+    gpus = place(config, len(gpu_memories())).learner
     if config.learner.processes > 1:
         from mcprl.learning.distributed import DistributedLearner
 
-        async with DistributedLearner(config, folder=folder, grammars=grammars) as learner:
+        async with DistributedLearner(config, folder=folder, grammars=grammars, gpus=gpus) as learner:
             yield learner
         return
     from mcprl.learning.torch_learner import TorchLearner
 
-    yield await in_torch_thread(TorchLearner, config, folder=folder, grammars=grammars)
+    yield await in_torch_thread(TorchLearner, config, folder=folder, grammars=grammars, gpu=gpus[0] if gpus else None)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from mcprl.learning.state import (
     write_state,
 )
 from mcprl.learning.update import BatchLearner
-from mcprl.records import Weights
+from mcprl.records import Batch, Update, Weights
 
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
@@ -41,8 +42,16 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
     """
 
     def __init__(
-        self, config: RunConfig, *, folder: Path, grammars: Grammars | None, processes: ProcessGroup | None = None
+        self,
+        config: RunConfig,
+        *,
+        folder: Path,
+        grammars: Grammars | None,
+        processes: ProcessGroup | None = None,
+        gpu: int | None = None,
     ) -> None:
+        if gpu is not None and torch.cuda.is_available():
+            torch.cuda.set_device(gpu)  # "cuda" then means this one, in this thread
         processes, learner = processes or ProcessGroup(), config.learner
         packer = Packer(
             Replayer(grammars), processes.device, tokens=learner.tokens_per_pack, share_prefix=learner.share_prefix
@@ -54,6 +63,30 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         starts_apart = config.model.adapter is not None
         self.reference = Reference(policy, kl, starts_apart=starts_apart) if kl.needs_reference else None
         self.policy, self.optimisation = self._processes.share(policy, self.reference, config)
+
+    async def update(self, batch: Batch) -> Update:
+        update = await super().update(batch)
+        # Memory that torch keeps for later would be missing if a vLLM on the same GPU has to be restarted.
+        await in_torch_thread(torch.cuda.empty_cache)
+        return update
+
+    async def leave_gpu(self) -> None:
+        await in_torch_thread(self._move, torch.device("cpu"))
+
+    async def return_to_gpu(self) -> None:
+        await in_torch_thread(self._move, self._processes.device)
+
+    def _move(self, device: torch.device) -> None:
+        """Move everything that stays between updates, except what DeepSpeed or bitsandbytes hold."""
+        learner = self._config.learner
+        if learner.tuning != "lora_4bit" and (self._processes.size == 1 or learner.sharding == "fsdp2"):
+            self.optimisation.forget_gradients()
+            self.policy.to(device)
+            for moments in self.optimisation.optimiser.state.values():
+                moments |= {name: tensor.to(device) for name, tensor in moments.items() if name != "step"}
+            if self.reference is not None and self.reference.copy is not None:
+                self.reference.copy.to(device)
+        torch.cuda.empty_cache()
 
     async def save_state(self, folder: Path) -> None:
         await in_torch_thread(self._save_state, folder)

@@ -31,6 +31,7 @@ from mcprl.tools import Tool
 _LOCATIONS = frozenset({"model.path", "model.adapter", "tasks.train", "servers.file", "servers.cassette"})
 # Settings that change neither the episodes, nor their rewards, nor the weights.
 _WITHOUT_EFFECT_ON_EPISODES = (
+    "placement.",
     "servers.pins",
     "tracking.",
     "training.checkpoint_every",

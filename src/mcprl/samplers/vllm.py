@@ -10,13 +10,15 @@ current weights, and the lost turns are requested again. Callers only wait longe
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-from mcprl.config import LearnerConfig, ModelConfig, SamplerPlacement, SamplingConfig
+from mcprl.config import LearnerConfig, ModelConfig, SamplingConfig
 from mcprl.errors import BadValueError, SamplerLostError
+from mcprl.placement import Placement
 from mcprl.records import Weights
 from mcprl.samplers.model_folder import check_files
 from mcprl.samplers.routing import Router
@@ -25,8 +27,10 @@ from mcprl.samplers.vllm_server import (
     BASE_NAME,
     GENERATE_PATH,
     MAX_ADAPTERS,
+    START_S,
     SupervisedVllm,
     VllmProcess,
+    command_elsewhere,
     generate_body,
     read_completion,
     replaces_weights,
@@ -46,6 +50,7 @@ class Adapters:
     """The adapters that are loaded in the current server. After a restart, `restore` must be called."""
 
     def __init__(self) -> None:
+        self._mark = ""
         self._names: set[str] = set()
         self._turns: Counter[str] = Counter()
         self._turn_ended = asyncio.Event()
@@ -53,7 +58,7 @@ class Adapters:
     @contextmanager
     def in_use(self, weights: Weights) -> Generator[str]:
         """Use `weights` for a turn. They stay loaded until the turn ends."""
-        name = adapter_name(weights)
+        name = self._name(weights)
         self._turns[name] += 1
         try:
             yield name
@@ -61,9 +66,12 @@ class Adapters:
             self._turns[name] -= 1
             self._turn_ended.set()
 
+    def _name(self, weights: Weights) -> str:
+        return adapter_name(weights) if weights.adapter is None else f"{self._mark}{adapter_name(weights)}"
+
     async def load(self, server: VllmProcess, weights: Weights, *, in_force: Weights) -> None:
         """Load `weights` into the server once there is a free slot. The current weights, `in_force`, stay loaded."""
-        name = adapter_name(weights)
+        name = self._name(weights)
         if weights.adapter is None or name in self._names:
             return
         while len(self._names) >= MAX_ADAPTERS:
@@ -76,7 +84,7 @@ class Adapters:
 
     async def unload_idle(self, server: VllmProcess, *, in_force: Weights) -> None:
         """Unload adapters that no turn uses, except the current one."""
-        for name in sorted(self._names - {adapter_name(in_force)}):
+        for name in sorted(self._names - {self._name(in_force)}):
             if not self._turns[name]:
                 await server.post("/v1/unload_lora_adapter", {"lora_name": name})
                 self._names.discard(name)
@@ -84,6 +92,9 @@ class Adapters:
     async def restore(self, server: VllmProcess, in_force: Weights) -> None:
         """Load the current weights into a server that was just started."""
         self._names.clear()
+        if server.is_elsewhere:
+            # It may still have the adapters of an earlier run, or cached tokens of them, under the usual names.
+            self._mark = f"{secrets.token_hex(4)}-"
         await self.load(server, in_force, in_force=in_force)
 
 
@@ -104,10 +115,14 @@ async def check_whole_weights(server: VllmProcess, folder: Path | None, *, start
         )
 
 
-async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
-    """Switch the server to `weights`. If that fails, it is killed, because it may have layers of both versions."""
+async def put_whole_weights(server: VllmProcess, weights: Weights, *, asleep: bool = False) -> None:
+    """Switch the server to `weights`. If that fails, it is killed, because it may have layers of both versions.
+
+    A server that is `asleep` samples nothing, and must not be resumed.
+    """
     try:
-        await server.post(_PAUSE, {})
+        if not asleep:
+            await server.post(_PAUSE, {})
         objections = await _ask_workers(server, "load_model_folder", folder=weights.model, adapter=weights.adapter)
         if objections:
             raise BadValueError(
@@ -115,7 +130,8 @@ async def put_whole_weights(server: VllmProcess, weights: Weights) -> None:
                 fix="make the learner write all weights, and restart from the last checkpoint",
             )
         await server.post("/update_weight_version", {"new_version": str(weights.version)})
-        await server.post("/resume", {})
+        if not asleep:
+            await server.post("/resume", {})
     except BaseException:  # including cancellation
         server.kill()
         raise
@@ -129,7 +145,8 @@ async def _ask_workers(server: VllmProcess, method: str, **folders: Path | None)
 
 
 _AS_STARTED = Weights(version=0)
-_ONE_SERVER = SamplerPlacement()
+_ONE_SERVER = Placement()
+_REACH_S = 60.0  # for the first answer of a server that already runs
 
 
 class Replica:
@@ -145,12 +162,14 @@ class Replica:
         learner: LearnerConfig,
         *,
         max_sequences: int,
-        devices: Sequence[int],
+        placement: Placement,
+        number: int,
         turn_deadline_s: float,
         log: Path,
     ) -> None:
         self._max_sequences = max_sequences
-        self._devices = devices
+        self._placement = placement
+        self._number = number
         self._turn_deadline_s = turn_deadline_s
         self._model = model
         self._sampling = sampling
@@ -160,6 +179,9 @@ class Replica:
         self._weights = _AS_STARTED
         self._adapters = Adapters()
         self._publishing = asyncio.Lock()
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._asleep: VllmProcess | None = None
         self._servers = SupervisedVllm(self._start, self._restore)
 
     async def __aenter__(self) -> Replica:
@@ -209,7 +231,11 @@ class Replica:
                     raise
                 return None
         self._servers.note_turn()
-        return read_completion(answer, request, None if self._whole else weights.version)
+        completion = read_completion(answer, request, None if self._whole else weights.version)
+        if server.is_elsewhere and completion.weights_versions[-1] < weights.version:
+            server.kill()  # it was restarted by somebody else, and has the weights that it was started with
+            return None
+        return completion
 
     async def publish(self, weights: Weights) -> None:
         """Load `weights` and sample from them. If the server dies meanwhile, the next one loads them."""
@@ -225,6 +251,38 @@ class Replica:
                     if server.may_be_asked or tries > self._servers.MAX_RESTARTS:
                         raise
 
+    async def sleep(self) -> None:
+        """Leave the GPU. No turn may be in flight. If the server dies, the next one is started by `wake`.
+
+        Level 1 keeps the weights in main memory. Level 2 drops them, because `wake` loads whole weights anyway.
+        """
+        try:
+            server = await self._servers.ready()
+        except SamplerLostError:
+            return
+        self._awake.clear()
+        self._asleep = server
+        try:
+            await server.post(f"/sleep?level={2 if self._whole else 1}", {})
+        except SamplerLostError:
+            server.kill()  # so that its memory is free in any case
+
+    async def wake(self, weights: Weights) -> None:
+        """Take the GPU again, with these weights."""
+        server, self._asleep = self._asleep, None
+        if server is not None and server.may_be_asked:
+            try:
+                await server.post("/wake_up?tags=weights", {})
+                if self._whole:
+                    await check_whole_weights(server, weights.model, started_with=self._model.path)
+                    await put_whole_weights(server, weights, asleep=True)
+                    self._weights = weights
+                await server.post("/wake_up?tags=kv_cache", {})
+            except SamplerLostError:
+                server.kill()
+        self._awake.set()
+        await self.publish(weights)
+
     async def _put_in_force(self, server: VllmProcess, weights: Weights) -> None:
         if self._whole:
             await check_whole_weights(server, weights.model, started_with=self._model.path)
@@ -238,12 +296,25 @@ class Replica:
             await self._adapters.unload_idle(server, in_force=weights)
 
     async def _start(self) -> VllmProcess:
+        await self._awake.wait()  # meanwhile the learner has the GPU
+        if self._placement.urls:
+            url, deadline_s = self._placement.urls[self._number], self._turn_deadline_s
+            return await VllmProcess.reach(
+                url,
+                self._placement.headers,
+                turn_deadline_s=deadline_s,
+                within_s=START_S if self.restarts else _REACH_S,
+                command=command_elsewhere(
+                    self._model, self._sampling, self._learner, url, max_sequences=self._max_sequences
+                ),
+            )
         return await VllmProcess.start(
             self._model,
             self._sampling,
             self._learner,
             max_sequences=self._max_sequences,
-            devices=self._devices,
+            placement=self._placement,
+            number=self._number,
             turn_deadline_s=self._turn_deadline_s,
             log=self._log,
         )
@@ -272,10 +343,11 @@ class VllmSampler:
         max_sequences: int,
         turn_deadline_s: float,
         log: Path,
-        placement: SamplerPlacement = _ONE_SERVER,
+        placement: Placement = _ONE_SERVER,
         group_size: int = 8,
     ) -> None:
-        share = min(max_sequences, -(-max_sequences // placement.replicas) + group_size)
+        count = len(placement.urls or placement.replicas)
+        share = min(max_sequences, -(-max_sequences // count) + group_size)
 
         def replica(number: int) -> Replica:
             return Replica(
@@ -283,14 +355,15 @@ class VllmSampler:
                 sampling,
                 learner,
                 max_sequences=share,
-                devices=placement.devices_of(number),
+                placement=placement,
+                number=number,
                 turn_deadline_s=turn_deadline_s,
                 log=log if number == 0 else log.with_stem(f"{log.stem}-{number + 1}"),
             )
 
-        self.replicas = tuple(map(replica, range(placement.replicas)))
+        self.replicas = tuple(map(replica, range(count)))
         self._learner = learner
-        self._router = Router(replicas=placement.replicas, slack=group_size)
+        self._router = Router(replicas=count, slack=group_size)
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> VllmSampler:
@@ -338,6 +411,15 @@ class VllmSampler:
         for number in range(len(self.replicas)):
             self._router.forget(number)  # what was cached belongs to the old weights
         return weights
+
+    async def sleep(self) -> None:
+        """Leave the GPUs to the learner. No turn may be in flight until `wake`."""
+        await asyncio.gather(*(replica.sleep() for replica in self.replicas))
+
+    async def wake(self, weights: Weights) -> Weights:
+        """Take the GPUs again, and sample from `weights`."""
+        await asyncio.gather(*(replica.wake(weights) for replica in self.replicas))
+        return await self.publish(weights)
 
     async def _wait_for_a_replica(self) -> None:
         waiting = [asyncio.create_task(replica.ready()) for replica in self.replicas]

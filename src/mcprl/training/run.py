@@ -7,12 +7,15 @@ import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import cast
 
 from mcprl.checks.health import Health
 from mcprl.config import RunConfig
 from mcprl.episodes import Collector, Demonstrator, require_solutions
 from mcprl.episodes.stage import open_stage
 from mcprl.learning import open_learner
+from mcprl.learning.learner import OnGpu
+from mcprl.placement import gpu_memories, place
 from mcprl.processes import require_linux
 from mcprl.progress import Watcher
 from mcprl.records import LostEpisode, Task, Trajectory, Weights
@@ -23,7 +26,7 @@ from mcprl.runs.resuming import Conditions, ResumePoint, compare_conditions
 from mcprl.runs.summary import Summary
 from mcprl.tasks import Deal, Dealer, load_tasks, make_order
 from mcprl.tools.stats import calls_in, has_stats, read_stats
-from mcprl.training.loop import Run, StepClock
+from mcprl.training.loop import GpuTurns, Run, StepClock
 from mcprl.training.pipeline import CollectedStep, Pipeline, collect_step
 from mcprl.training.sft import Examples, open_examples
 from mcprl.training.shutdown import Shutdown
@@ -63,6 +66,9 @@ async def open_run(
             resume_point = replace(resume_point, journal_fits=False)
         examples = await open_examples(config, folder.examples, stage, tasks, held_out, watcher) if config.sft else None
         watcher.stage("loading the learner")
+        in_turns = place(config, len(gpu_memories())).in_turns
+        if in_turns:
+            await stage.sampler.sleep()
         learner = await stack.enter_async_context(
             open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
         )
@@ -89,6 +95,7 @@ async def open_run(
             kl_coefficient=config.algorithm.kl.coefficient,
             weights=Weights(version=0, adapter=config.model.adapter),
             examples=examples,
+            turns=GpuTurns(stage.sampler, cast("OnGpu", learner)) if in_turns else None,
         )
         stack.push_async_callback(run.pipeline.close)
         watcher.stage(await _forecast(run))
@@ -163,4 +170,5 @@ async def _restore(run: Run, resume_point: ResumePoint) -> None:
     if not {"algorithm.kl.coefficient", "algorithm.kl.target"} & resume_point.changed.keys():
         run.kl_coefficient = state.kl_coefficient
     run.weights = await run.learner.load_state(resume_point.checkpoint.path)
-    await run.sampler.publish(run.weights)
+    if run.turns is None:
+        await run.sampler.publish(run.weights)

@@ -243,8 +243,11 @@ SKYRL = [
 @pytest.mark.parametrize(
     ("overrides", "gpus", "units"),
     [
-        (["learner.processes=4"], 4, (1, 4)),
-        (["learner.processes=4"], 2, (1, 2)),
+        (["learner.processes=4"], 4, (4, 4)),  # in turns
+        (["learner.processes=4"], 6, (2, 4)),
+        (["learner.processes=4"], 8, (4, 4)),
+        (["learner.processes=4"], 2, (2, 2)),
+        (["learner.processes=4", "placement.sampler.urls=['http://a:1','http://b:1','http://c:1']"], 4, (3, 4)),
         (["learner.processes=1"], 0, (1, 1)),
         (SKYRL, 8, (8, 8)),
         ([*SKYRL, "training.max_staleness=1"], 8, (4, 4)),

@@ -142,9 +142,24 @@ def test_workers_and_settings_of_the_command_line_count():
     assert planned(str(HELLO), "--workers", "0")["workers"] == 0
 
 
-@pytest.mark.parametrize(("gpus", "warned"), [("0", False), ("4", False), ("6", True), ("2", True)])
-def test_gpus_that_do_not_fit_the_learner_are_named(gpus, warned):
-    assert (f"{gpus} GPUs, but learner.processes is 4" in plan(str(QWEN), "--gpus", gpus).stdout) is warned
+@pytest.mark.parametrize(
+    ("gpus", "drawn", "warning"),
+    [
+        ("0", None, None),
+        ("2", "GPUs 0-1: vLLM ×2", "2 GPUs, but placement and learner.processes need 4"),
+        ("4", "GPUs 0-3: vLLM ×4 and learner ×4, in turns", None),
+        ("6", "GPUs 0-1: vLLM ×2 | GPUs 2-5: learner ×4", None),
+    ],
+)
+def test_the_placement_is_drawn_and_gpus_that_are_missing_are_named(gpus, drawn, warning):
+    said = " ".join(plan(str(QWEN), "--gpus", gpus).stdout.split())
+    assert drawn in said if drawn else "Placement" not in said
+    assert (warning or "GPUs, but") in said or warning is None
+
+
+def test_gpus_that_nothing_uses_are_named():
+    said = plan(str(QWEN), "--gpus", "8", "--set", "placement.sampler.replicas=2").stdout
+    assert "8 GPUs, but 2 of them are idle" in said
 
 
 def test_figures_that_are_given_are_used_and_no_longer_assumed():

@@ -15,6 +15,7 @@ BASE = {
     "recipe",
     "errors",
     "seeds",
+    "placement",
     "processes",
     "progress",
     "concurrency",

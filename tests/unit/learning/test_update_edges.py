@@ -7,13 +7,17 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from made_trajectories import batch_of, make_trajectory, on_policy, ragged_batch
 from small_models import small_batch, small_config, small_learner
 from transformers import FalconConfig, LlamaConfig, MistralConfig, MistralForCausalLM, Qwen2Config
 
+from mcprl.config import AlgorithmConfig
 from mcprl.errors import UnsharableError
+from mcprl.learning.algorithms import make_batch
 from mcprl.learning.attention import require_sharable
 from mcprl.learning.packing import plain_examples
+from mcprl.records import Readings, StopReason
 
 CAPPED = {"cap": 1e-9, "reference": "sync", "lag": 1}
 
@@ -71,6 +75,48 @@ def test_the_ratio_of_each_token_is_the_one_it_was_last_learnt_with(tiny_model, 
         ]
         assert ratios == pytest.approx(wanted, rel=1e-3)
     assert any(abs(ratio - 1) > 1e-3 for ratios in second.ratios for ratio in ratios if ratio)
+
+
+def give_room_for(trajectories: int, policy) -> list[int]:
+    """Let packs of more trajectories run out of memory. Returns the sizes of all packs, as they come."""
+    forward, sizes = policy.forward, []
+
+    def limited(pack):
+        sizes.append(int(pack.sequence_N.max()) + 1)
+        if sizes[-1] > trajectories:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(pack)
+
+    policy.forward = limited
+    return sizes
+
+
+def test_a_pack_that_does_not_fit_is_split_once_with_the_same_update_and_that_is_reported(tiny_model, make_learner):
+    batch = ragged_batch(tiny_model)  # of 35 tokens
+    whole, split, lost = (make_learner(algorithm={"minibatches": 1, "epochs": 2}, tokens_per_pack=36) for _ in range(3))
+    wanted = whole._update(batch)
+    assert "pack_splits" not in wanted.metrics
+    sizes = give_room_for(2, split.policy)
+    update = split._update(batch)
+    assert update.metrics["pack_splits"] == 1.0
+    assert [size for size in sizes if size > 2] == [4]  # the second pass knows what fits
+    assert update.ratios == tuple(pytest.approx(own, abs=1e-4) for own in wanted.ratios)
+    give_room_for(0, lost.policy)
+    with pytest.raises(torch.OutOfMemoryError):
+        lost._update(batch)
+
+
+def test_episodes_that_ran_out_of_tokens_can_be_masked_and_still_count_in_the_baseline(tiny_model):
+    batch = ragged_batch(tiny_model)
+    long, *others = batch.groups[0].trajectories
+    group = replace(batch.groups[0], trajectories=(replace(long, stop=StopReason.CUT_BY_LENGTH), *others))
+    made = [
+        make_batch(0, [group], AlgorithmConfig(mask_overlong=masked), Readings(), kl_coefficient=0.0)
+        for masked in (False, True)
+    ]
+    assert any(made[0].learnable[0])
+    assert not any(made[1].learnable[0])
+    assert made[0].advantages[1:] == made[1].advantages[1:]
 
 
 def test_of_an_update_that_was_not_made_no_ratio_is_known(make_learner):

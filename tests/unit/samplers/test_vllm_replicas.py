@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from vllm_stand_in import ANSWER, GENERATE, LORA, MODEL, REQUEST, SAMPLING, Answer, StandIn, response
 
-from mcprl.config import SamplerPlacement
 from mcprl.errors import SamplerLostError
+from mcprl.placement import Placement
 from mcprl.records import Weights
 from mcprl.samplers import vllm_server
 from mcprl.samplers.vllm import Replica, VllmSampler
@@ -67,7 +67,7 @@ async def replicas(folder: Path, fleet: Fleet, count: int = 2) -> AsyncGenerator
                 max_sequences=64,
                 turn_deadline_s=60.0,
                 log=folder / "vllm.log",
-                placement=SamplerPlacement(replicas=count),
+                placement=Placement(replicas=((),) * count),
                 group_size=4,
             ) as sampler:
                 yield sampler

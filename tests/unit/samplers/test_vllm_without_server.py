@@ -29,7 +29,7 @@ from vllm_stand_in import (
     standing_in,
 )
 
-from mcprl.config import LearnerConfig, SamplerPlacement
+from mcprl.config import LearnerConfig
 from mcprl.errors import (
     BadValueError,
     GrammarError,
@@ -136,15 +136,15 @@ def test_the_server_gets_the_token_of_the_hub_and_no_key_of_a_tool(monkeypatch):
 
 def test_on_a_gpu_the_server_gets_its_share_of_memory_and_compiles(installed):
     installed("vllm")
-    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, tensor_parallel=1, socket=SOCKET)
+    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, tensor_parallel=1, socket=SOCKET, gpu_share=0.4)
     assert option(argv, "--gpu-memory-utilization") == "0.4"
+    assert "--enable-sleep-mode" not in argv
     assert "--enforce-eager" not in argv
     assert "VLLM_CPU_KVCACHE_SPACE" not in server_env(SAMPLING, LORA, devices=(0,), folder=SOCKET.parent)
 
 
 def test_each_replica_sees_its_own_gpus_and_divides_the_model_over_them(installed, monkeypatch):
     installed("vllm")
-    placement = SamplerPlacement(replicas=2, tensor_parallel=2)
     argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, tensor_parallel=2, socket=SOCKET)
     assert option(argv, "--tensor-parallel-size") == "2"
 
@@ -152,11 +152,19 @@ def test_each_replica_sees_its_own_gpus_and_divides_the_model_over_them(installe
         return server_env(SAMPLING, LORA, devices=devices, folder=SOCKET.parent)["CUDA_VISIBLE_DEVICES"]
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [visible(placement.devices_of(replica)) for replica in (0, 1)] == ["0,1", "2,3"]
+    assert [visible((0, 1)), visible((2, 3))] == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    assert visible(placement.devices_of(0)) == "4,5"
+    assert visible((0, 1)) == "4,5"
     with pytest.raises(BadValueError, match="uses GPU 3, but CUDA_VISIBLE_DEVICES has only 3: 4,5,6"):
-        visible(placement.devices_of(1))
+        visible((2, 3))
+
+
+def test_a_server_that_takes_turns_with_the_learner_can_sleep(installed):
+    installed("vllm")
+    argv = server_argv(MODEL, SAMPLING, LORA, max_sequences=3, tensor_parallel=1, socket=SOCKET, sleeps=True)
+    env = server_env(SAMPLING, LORA, devices=(0,), folder=SOCKET.parent, sleeps=True)
+    assert "--enable-sleep-mode" in argv
+    assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
 
 @pytest.mark.parametrize("tuning", ["lora", "lora_4bit"])

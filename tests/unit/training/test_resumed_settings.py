@@ -50,6 +50,11 @@ BESIDE: dict[str, dict[str, Any]] = {
         "sampling.stop": [],
     },
     "training.max_staleness": {"algorithm.old_logprobs": "recomputed"},
+    "placement.learner.colocated": {"engine": "vllm"},
+    **{
+        f"placement.sampler.{name}": {"engine": "vllm"}
+        for name in ("replicas", "tensor_parallel", "devices", "urls", "key_env")
+    },
 }
 # Changes that need a second one, or that the type does not suggest.
 CHANGES: dict[str, dict[str, Any]] = {
@@ -58,6 +63,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "algorithm.loss": {"algorithm.loss": "gspo"},
     "algorithm.ratio_gate": {"algorithm.ratio_gate": [0.5, 2.0]},
     "episodes.max_turns": {"episodes.max_turns": {"easy": 2, "medium": 3, "hard": 4}},
+    "placement.learner.devices": {"placement.learner.devices": [1]},
+    "placement.sampler.devices": {"placement.sampler.devices": [1]},
+    "placement.sampler.urls": {"placement.sampler.urls": ["http://127.0.0.1:9"]},
     "rewards.functions": {"rewards.functions": {"own": {"function": "rewards.py:own", "weight": 1.0}}},
     "servers.cassette_mode": {"servers.cassette_mode": "replay", "servers.cassette": "c.sqlite"},
     "servers.settings": {"servers.settings": {"bells": {"replicas": 2}}},

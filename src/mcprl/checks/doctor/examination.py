@@ -8,11 +8,9 @@ check is skipped and the others still run, so that one fault does not hide the n
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -35,7 +33,6 @@ __all__ = [
     "Opened",
     "examine",
     "fine",
-    "gpu_memories",
     "hub_folder",
     "needed_gpus",
     "passed",
@@ -88,26 +85,15 @@ def skipped(check: str, why: str) -> Finding:
     return Finding(check=check, severity=None, measured=f"skipped: {why}")
 
 
-_MIB = 1024**2
-_NVIDIA_SMI_S = 10.0
-
-
-@lru_cache(maxsize=1)
-def gpu_memories() -> tuple[int, ...]:
-    """Return the memory of each NVIDIA GPU in bytes, from nvidia-smi; empty if there is no working driver."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(int(line) * _MIB for line in answer.stdout.split() if line.isdigit())
-
-
 def needed_gpus(config: RunConfig) -> int:
     """Return the number of GPUs that a recipe needs in this machine. The server of a Tinker API has its own GPUs."""
     if config.engine == "skyrl":
         return 0
-    return config.learner.processes if config.learner.processes > 1 else int(config.learner.tuning == "lora_4bit")
+    learner, placed = config.learner, config.placement
+    named = max((*placed.sampler.devices, *placed.learner.devices), default=-1) + 1
+    needs_one = learner.tuning == "lora_4bit" or bool(placed.learner.colocated)
+    sampling = placed.sampler.tensor_parallel if placed.sampler.tensor_parallel > 1 else 0
+    return max(named, sampling, learner.processes if learner.processes > 1 else int(needs_one))
 
 
 def hub_folder(name: str) -> Path | None:

@@ -15,7 +15,6 @@ from mcprl.checks.doctor.examination import (
     Examination,
     Finding,
     fine,
-    gpu_memories,
     needed_gpus,
     warning,
     wrong,
@@ -25,6 +24,7 @@ from mcprl.config import LearnerConfig, RunConfig
 from mcprl.episodes.reward_functions import RewardFunctions
 from mcprl.errors import BadValueError, ConfigurationError, MissingExtraError, UnfitEngineError, UserCodeError
 from mcprl.functions import Code
+from mcprl.placement import gpu_memories, place
 from mcprl.processes import require_linux
 from mcprl.recipe import load_recipe
 from mcprl.tools.keys import load_keys
@@ -195,9 +195,11 @@ async def check_gpus(examination: Examination) -> AsyncIterator[Finding]:
     config = examination.config.value
     gpus, wanted = len(gpu_memories()), needed_gpus(config)
     if wanted <= gpus:
-        yield fine("GPUs", f"{gpus or 'none'} found, {wanted or 'none'} needed")
+        drawn = "" if config.engine == "skyrl" else f"; {place(config, gpus).drawn()}"
+        yield fine("GPUs", f"{gpus or 'none'} found, {wanted or 'none'} needed{drawn}")
         return
-    setting = "learner.tuning=lora_4bit" if config.learner.processes == 1 else f"learner.processes={wanted}"
+    setting = "learner.tuning=lora_4bit" if config.learner.tuning == "lora_4bit" else "placement"
+    setting = f"learner.processes={wanted}" if config.learner.processes == wanted > 1 else setting
     yield warning(
         "GPUs",
         f"this machine has {gpus or 'no'} GPU{'s' if gpus != 1 else ''}, but {setting} needs {wanted}; the recipe may "

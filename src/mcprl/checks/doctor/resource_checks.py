@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Final
 import psutil
 from rich.filesize import decimal
 
-from mcprl.checks.doctor.examination import Examination, Finding, fine, gpu_memories, needed_gpus, warning, wrong
+from mcprl.checks.doctor.examination import Examination, Finding, fine, needed_gpus, warning, wrong
 from mcprl.checks.health import Health
 from mcprl.checks.plan import Figure, make_plan, model_size
-from mcprl.config import RunConfig
+from mcprl.placement import gpu_memories, place
 from mcprl.runs.checkpoints import forecast
 from mcprl.runs.folder import find_writable
 from mcprl.tools.keys import load_keys
@@ -94,7 +95,7 @@ async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
     if needs is None:
         yield fine("memory", f"unknown, since the size of {config.model.path} is unknown")
     elif gpus:
-        yield _gpu_memory(config, needs, gpus)
+        yield await _gpu_memory(examination, needs, gpus)
     elif config.learner.processes > 1:
         share = _bytes(needs["learner"] / config.learner.processes)
         yield fine("memory", f"not checked: this machine has no GPU; the learner needs about {share} per GPU")
@@ -120,12 +121,30 @@ def _main_memory(needs: Mapping[str, float], seen: Mapping[str, int]) -> Finding
     return fine("memory", f"{figures}, {_bytes(machine.available)} free")
 
 
-def _gpu_memory(config: RunConfig, needs: Mapping[str, float], gpus: tuple[int, ...]) -> Finding:
-    fraction = config.sampling.vllm.memory_fraction if config.engine == "vllm" else 0.0
-    share, room = needs["learner"] / config.learner.processes, gpus[0] * (1 - fraction)
-    figures = f"the learner needs about {_bytes(share)} per GPU, but vLLM leaves {_bytes(room)} of the first GPU"
+# Of a GPU's memory, for the CUDA context, workspaces, fragmentation, and a vLLM that sleeps.
+_RESERVED = 0.08
+
+
+async def _gpu_memory(examination: Examination, needs: Mapping[str, float], gpus: tuple[int, ...]) -> Finding:
+    """Compare what the learner needs on each of its GPUs with what vLLM leaves there."""
+    config = examination.config.value
+    placed, processes, tokens = place(config, len(gpus)), config.learner.processes, config.learner.tokens_per_pack
+    share, parts = needs["learner"] / processes, "without activations"
+    if examination.model.there and not examination.fast:
+        from mcprl.learning.memory import predict_update
+
+        update = (await asyncio.to_thread(predict_update, config, examination.model.value, tokens=tokens)).of_each(
+            processes
+        )
+        share = update.peak
+        parts = f"{_bytes(update.activations)} of it to learn from a pack of {tokens:,} tokens"
+    is_beside = bool({*placed.sampling} & {*placed.learner}) and not placed.in_turns
+    room = min(gpus) * (1 - (placed.vllm_share if is_beside else 0.0) - _RESERVED)
+    where = "vLLM leaves" if is_beside else "it has"
+    figures = f"the learner needs about {_bytes(share)} per GPU ({parts}), and {where} {_bytes(room)}"
     if share > room:
-        fix = "lower sampling.vllm.memory_fraction, raise learner.processes, or set learner.tuning to lora"
+        fix = "lower learner.tokens_per_pack or model.context_tokens, raise learner.processes, or set learner.tuning "
+        fix += "to lora or lora_4bit" + ("; or lower sampling.vllm.memory_fraction" if is_beside else "")
         return wrong("memory", figures, fix)
     return fine("memory", figures)
 

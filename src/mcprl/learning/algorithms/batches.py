@@ -21,7 +21,7 @@ from mcprl.learning.algorithms.advantages import (
     whitened,
 )
 from mcprl.learning.algorithms.losses import divergence, learnable_tokens
-from mcprl.records import Batch, Columns, Group, Readings, Trajectory
+from mcprl.records import Batch, Columns, Group, Readings, StopReason, Trajectory
 
 _Mask = tuple[bool, ...]
 
@@ -31,6 +31,9 @@ _GROUP_RELATIVE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "rloo": rloo_advantages,
 }
 _NOTHING_READ = Readings()
+
+
+_OVERLONG = (StopReason.CUT_BY_LENGTH, StopReason.CONTEXT_LIMIT)
 
 
 def make_batch(
@@ -55,6 +58,9 @@ def make_batch(
     """
     trajectories = [t for group in groups for t in group.trajectories]
     learnable = tuple(learnable_tokens(t, algorithm.masks) for t in trajectories)
+    if algorithm.mask_overlong:
+        pairs = zip(trajectories, learnable, strict=True)
+        learnable = tuple((False,) * len(mask) if t.stop in _OVERLONG else mask for t, mask in pairs)
     penalised = algorithm.kl.in_reward and kl_coefficient > 0.0
     _check_readings(algorithm, readings, penalised)
     penalties = _penalties(trajectories, learnable, algorithm, readings, kl_coefficient if penalised else 0.0)

@@ -545,10 +545,12 @@ def memory_that_others_use(patient, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(8 * GB, GB))
 
 
-@fault("memory", BAD, "the learner needs about", "lower sampling.vllm.memory_fraction")
+@fault("memory", BAD, "and vLLM leaves 2.1 GB", "lower sampling.vllm.memory_fraction")
 def too_little_memory_on_the_gpu(patient, monkeypatch):
     too_little_memory(patient, monkeypatch)
     patient.set("engine", "vllm")
+    patient.set("training.max_staleness", 1)
+    patient.set("algorithm.old_logprobs", "recomputed")
     monkeypatch.setattr("mcprl.checks.doctor.resource_checks.gpu_memories", lambda: (5 * GB,))
 
 
