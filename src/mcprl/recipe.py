@@ -7,9 +7,11 @@ import difflib
 import inspect
 import json
 import reprlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
@@ -73,15 +75,21 @@ def sections(model: type[BaseModel] = RunConfig, path: str = "") -> Iterator[Des
 
 def _descriptions(model: type[BaseModel]) -> dict[str, str]:
     """Return the description of each setting of a section: the text below it in the source."""
-    (found,) = ast.parse(inspect.getsource(model)).body
     return {
         cast("ast.Name", setting.target).id: " ".join(text.value.value.split())
-        for setting, text in pairwise(cast("ast.ClassDef", found).body)
+        for setting, text in pairwise(_classes(model.__module__)[model.__name__].body)
         if isinstance(setting, ast.AnnAssign)
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)
     }
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    # inspect.getsource of a class parses its whole module each time.
+    body = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {statement.name: statement for statement in body if isinstance(statement, ast.ClassDef)}
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:

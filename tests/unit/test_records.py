@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcprl.config import AlgorithmConfig
@@ -64,26 +64,15 @@ def test_a_sampled_token_needs_a_finite_logprob_of_at_most_zero(logprob):
         trajectory(logprobs=(*EXAMPLE.logprobs[:5], logprob, -0.05, 0.0))
 
 
-def test_a_sampled_token_may_have_been_certain():
-    assert trajectory(logprobs=(*EXAMPLE.logprobs[:5], 0.0, -0.05, 0.0)).logprobs[5] == 0.0
-
-
-@pytest.mark.parametrize("logprob", [-0.1, math.nan])
-def test_a_context_token_with_a_logprob_is_refused(logprob):
-    with pytest.raises(ValueError, match="marked as sampled"):
-        trajectory(logprobs=(logprob, *EXAMPLE.logprobs[1:]))
-
-
-@pytest.mark.parametrize("column", ["forced", "fixed"])
-def test_a_context_token_was_neither_forced_nor_fixed_by_a_grammar(column):
-    with pytest.raises(ValueError, match="marked as sampled"):
-        trajectory(**{column: (True, *EXAMPLE.forced[1:])})
-
-
 tokens = st.tuples(st.booleans(), st.booleans(), st.booleans(), st.floats(max_value=0.0, allow_infinity=False))
 
 
 @given(st.lists(tokens, max_size=30))
+@example([(True, False, False, 0.0)])  # a token that was certain
+@example([(False, True, False, 0.0)])
+@example([(False, False, True, 0.0)])
+@example([(False, False, False, -0.1)])
+@example([(False, False, False, math.nan)])
 def test_a_trajectory_is_valid_only_if_context_tokens_are_not_forced_fixed_or_likely(tokens):
     size = len(tokens)
     changes = {

@@ -90,7 +90,8 @@ async def test_groups_are_whole_and_in_the_order_of_the_tasks():
 
     heard: list = []
     async with asyncio.timeout(60):
-        _, groups = await collect(first_task_last, "b", "a", heard=heard)
+        runner, groups = await collect(first_task_last, "b", "a", heard=heard)
+    assert sorted(runner.started) == [(task, member, 0) for task in "ab" for member in range(3)]
     assert [group.task.id for group in groups] == ["b", "a"]
     assert [[t.member for t in group.trajectories] for group in groups] == [[0, 1, 2], [0, 1, 2]]
     assert all(t.step == 4 for group in groups for t in group.trajectories)
@@ -198,11 +199,6 @@ async def test_cancelling_a_step_ends_its_episodes():
     with pytest.raises(asyncio.CancelledError):
         await collecting
     assert (runner.alive, len(runner.cancelled)) == (0, 3)
-
-
-async def test_without_trouble_each_member_runs_once():
-    runner, _ = await collect(at_once, "a")
-    assert runner.started == [("a", 0, 0), ("a", 1, 0), ("a", 2, 0)]
 
 
 async def test_episodes_that_the_journal_has_are_used_and_not_played_again():

@@ -226,6 +226,8 @@ def test_the_distance_to_the_reference_is_in_the_loss_unless_k1_takes_it_off_the
     assert float(outcome.loss) == pytest.approx(true, rel=1e-6)
     assert outcome.parts["kl_reference"].tolist() == pytest.approx(by_hand, rel=1e-6, abs=1e-9)
     assert ("kl_loss" in outcome.parts) == (estimator != "k1")
+    parts = [outcome.parts[name] for name in ("policy_loss", "kl_loss") if name in outcome.parts]
+    assert float(sum(part.sum() for part in parts)) == pytest.approx(true, rel=1e-6)
 
 
 def test_entropy_is_taken_off_the_loss_by_its_weight():
@@ -241,12 +243,15 @@ def test_entropy_is_taken_off_the_loss_by_its_weight():
 def test_half_of_the_value_loss_is_added():
     algorithm = objective(advantages="gae", masks="text")
     examples, columns, outcome = outcome_of(algorithm, critic=True)
-    true = 0.0
-    for t in tokens_of(examples, algorithm, columns):
+    tokens, true = tokens_of(examples, algorithm, columns), 0.0
+    for t in tokens:
         moved = t["old_value"] + min(max(t["value"] - t["old_value"], -0.2), 0.2)
         error = max((t["value"] - t["return"]) ** 2, (moved - t["return"]) ** 2)
         true += t["weight"] * (ppo_by_hand(t) + 0.5 * 0.5 * error)
     assert float(outcome.loss) == pytest.approx(true, rel=1e-6)
+    parts = outcome.parts
+    assert float((parts["policy_loss"] + 0.5 * parts["value_loss"]).sum()) == pytest.approx(true, rel=1e-6)
+    assert parts["value"].tolist() == [t["value"] for t in tokens]
 
 
 # --- whole updates --------------------------------------------------------------------------------------------------

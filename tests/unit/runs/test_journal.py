@@ -183,6 +183,9 @@ async def test_an_episode_is_never_written_twice(tmp_path):
         assert isinstance(again, ValueError)
         assert other is None
         assert isinstance(thrice, ValueError)
+        for member in (0, 1):  # one that was in the file, and one that was added before
+            with pytest.raises(ValueError, match=f"already has member {member} "):
+                await journal.add(make_trajectory(step=STEP, member=member, text="later"))
     assert (tmp_path / NAME).read_bytes().count(b"\n") == 2
 
 

@@ -289,13 +289,6 @@ def test_cutting_gives_back_the_steps_that_stay_and_leaves_what_they_had_left(fo
     assert contents(folder) == as_it_was
 
 
-def test_cutting_to_the_last_step_changes_nothing(folder):
-    record(folder, 2)
-    as_it_was = contents(folder)
-    assert folder.cut_to(2) == folder.cut_to(2)
-    assert contents(folder) == as_it_was
-
-
 def test_a_run_can_be_cut_to_its_very_beginning(folder):
     assert folder.cut_to(0) == []
     record(folder, 2)

@@ -15,47 +15,40 @@ PROPERTIES = st.frozensets(NAMES)
 ALIASES = st.dictionaries(NAMES, NAMES)
 
 
-def test_an_alias_means_its_tool():
-    assert resolve_tool("run_python", {"execute_python"}, {"run_python": "execute_python"}) == "execute_python"
+PYTHON = {"run_python": "execute_python"}
 
 
-def test_a_tool_that_is_offered_is_not_taken_for_an_alias():
-    offered = {"run_python", "execute_python"}
-    assert resolve_tool("run_python", offered, {"run_python": "execute_python"}) == "run_python"
+@pytest.mark.parametrize(
+    ("offered", "aliases", "meant"),
+    [
+        ({"execute_python"}, PYTHON, "execute_python"),
+        ({"run_python", "execute_python"}, PYTHON, "run_python"),
+        ({"search"}, {}, "run_python"),
+        ({"search"}, PYTHON, "run_python"),
+        ({"search"}, {"other": "search"}, "run_python"),
+    ],
+)
+def test_an_alias_means_its_tool_unless_the_name_itself_is_offered_or_neither_is(offered, aliases, meant):
+    assert resolve_tool("run_python", offered, aliases) == meant
 
 
-@pytest.mark.parametrize("aliases", [{}, {"run_python": "execute_python"}, {"other": "search"}])
-def test_a_name_that_means_no_offered_tool_comes_back_as_it_is(aliases):
-    assert resolve_tool("run_python", {"search"}, aliases) == "run_python"
-
-
-@pytest.mark.parametrize(("wrote", "known"), [("ticker", "symbol"), ("symbol", "ticker")])
-def test_aliases_in_both_directions_serve_both_kinds_of_tool(wrote, known):
-    assert resolve_arguments({wrote: "AAPL", "limit": 5}, {known, "limit"}, BOTH_WAYS) == {known: "AAPL", "limit": 5}
-
-
-@pytest.mark.parametrize("known", ["symbol", "ticker"])
-def test_the_right_name_is_left_alone(known):
-    assert resolve_arguments({known: "AAPL"}, {known}, BOTH_WAYS) == {known: "AAPL"}
-
-
-def test_both_names_given_stay_for_the_check_to_explain():
-    given_both = {"ticker": "AAPL", "symbol": "MSFT"}
-    assert resolve_arguments(given_both, {"symbol"}, BOTH_WAYS) == given_both
-
-
-def test_two_aliases_of_one_argument_stay_for_the_check_to_explain():
-    given_both = {"python_code": "1", "source": "2"}
-    assert resolve_arguments(given_both, {"code"}, {"python_code": "code", "source": "code"}) == given_both
-
-
-def test_aliases_do_not_chain():
-    assert resolve_arguments({"a": 1}, {"c"}, {"a": "b", "b": "c"}) == {"a": 1}
-
-
-def test_the_order_of_arguments_is_kept():
-    resolved = resolve_arguments({"z": 1, "ticker": 2, "a": 3}, {"a", "symbol", "z"}, BOTH_WAYS)
-    assert list(resolved) == ["z", "symbol", "a"]
+@pytest.mark.parametrize(
+    ("wrote", "known", "aliases", "resolved"),
+    [
+        ({"ticker": "AAPL", "limit": 5}, {"symbol", "limit"}, BOTH_WAYS, {"symbol": "AAPL", "limit": 5}),
+        ({"symbol": "AAPL", "limit": 5}, {"ticker", "limit"}, BOTH_WAYS, {"ticker": "AAPL", "limit": 5}),
+        ({"symbol": "AAPL"}, {"symbol"}, BOTH_WAYS, {"symbol": "AAPL"}),
+        ({"ticker": "AAPL"}, {"ticker"}, BOTH_WAYS, {"ticker": "AAPL"}),
+        ({"z": 1, "ticker": 2, "a": 3}, {"a", "symbol", "z"}, BOTH_WAYS, {"z": 1, "symbol": 2, "a": 3}),
+        # What is ambiguous stays for the check to explain.
+        ({"ticker": "AAPL", "symbol": "MSFT"}, {"symbol"}, BOTH_WAYS, {"ticker": "AAPL", "symbol": "MSFT"}),
+        ({"a": "1", "b": "2"}, {"code"}, {"a": "code", "b": "code"}, {"a": "1", "b": "2"}),
+        # Aliases do not chain.
+        ({"a": 1}, {"c"}, {"a": "b", "b": "c"}, {"a": 1}),
+    ],
+)
+def test_an_argument_goes_under_the_name_it_means_in_its_place(wrote, known, aliases, resolved):
+    assert list(resolve_arguments(wrote, known, aliases).items()) == list(resolved.items())
 
 
 @given(ARGUMENTS, PROPERTIES, ALIASES)

@@ -70,33 +70,14 @@ def test_a_call_that_works_is_made_once_and_without_a_wait():
     assert (attempts.numbers, attempts.waits) == ([1], [])
 
 
-def test_each_attempt_is_told_its_number():
-    attempts = Attempts(lost(), lost())
-    assert attempts.run(3) == "result"
-    assert attempts.numbers == [1, 2, 3]
-
-
-def test_when_the_attempts_are_used_up_the_last_error_is_raised():
-    errors = [lost() for _ in range(3)]
+@pytest.mark.parametrize(("most", "repeatable", "made"), [(3, True, 3), (1, True, 1), (3, False, 1)])
+def test_when_no_attempt_is_left_or_none_is_allowed_the_last_error_is_raised(most, repeatable, made):
+    errors = [lost() for _ in range(made)]
     attempts = Attempts(*errors)
     with pytest.raises(ServerLostError) as caught:
-        attempts.run(3)
-    assert caught.value is errors[2]
-    assert attempts.numbers == [1, 2, 3]
-
-
-def test_one_attempt_means_never_again():
-    attempts = Attempts(lost())
-    with pytest.raises(ServerLostError):
-        attempts.run(1)
-    assert attempts.numbers == [1]
-
-
-def test_an_error_that_may_not_be_repeated_is_raised_at_once():
-    attempts = Attempts(lost())
-    with pytest.raises(ServerLostError):
-        attempts.run(repeatable=False)
-    assert attempts.numbers == [1]
+        attempts.run(most, repeatable=repeatable)
+    assert caught.value is errors[-1]
+    assert attempts.numbers == [1, 2, 3][:made]
 
 
 def test_the_question_is_asked_of_each_error_anew():
@@ -135,6 +116,7 @@ def test_the_wait_doubles_up_to_its_limit_with_half_of_it_at_random():
 def test_thousands_of_attempts_do_not_overflow_the_wait():
     attempts = Attempts(*(lost() for _ in range(1999)))
     assert attempts.run(2000) == "result"
+    assert attempts.numbers == [*range(1, 2001)]
 
 
 def test_a_wait_that_the_server_asks_for_takes_the_place_of_ours():
