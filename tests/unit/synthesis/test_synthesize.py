@@ -178,9 +178,13 @@ def test_one_command_makes_a_project_with_verified_tasks_of_its_servers(tmp_path
 
 
 async def test_values_of_recorded_conversations_reach_a_server_without_a_listing(tmp_path):
+    said = {"find_person": {"name": ["Ana", "Bola", "Nobody Here"]}}
+    said |= {"list_people": {"city": ["Lagos", "Tokyo", "Lima", "Dubai", "Bogota", "Kolkata"]}}
     with Cassette.open(tmp_path / "c.sqlite", writable=True) as cassette:
-        for name in ("Ana", "Bola", "Nobody Here"):
-            cassette.record("a recorded server", "", "find_person", {"name": name}, "(an old answer)")
+        for tool, arguments in said.items():
+            for name, values in arguments.items():
+                for value in values:
+                    cassette.record("a recorded server", "", tool, {name: value}, "(an old answer)")
     specs = [ServerSpec(name="directory", make=partial(make_server, "directory"))]
     made = await run(tmp_path / "tasks", specs, cassette=tmp_path / "c.sqlite", count=6)
     assert {"Ana", "Bola"} <= set(made.found.proven["find_person", "name"])
