@@ -235,7 +235,7 @@ def test_a_warm_start_without_any_solution_is_refused():
 
 def test_a_solution_with_a_wrong_answer_is_refused_without_being_played():
     task = make_task("sky", answer="green", solution=solved(ECHO, answer="It is blue"))
-    with pytest.raises(TaskFileError, match=r"solution of task sky does not meet the task's goal: 'It is blue'"):
+    with pytest.raises(TaskFileError, match=r"solution of task sky does not meet the goal: 'It is blue'"):
         require_solutions([task], warm())
 
 

@@ -593,7 +593,7 @@ def warm_start_without_a_solution(patient, monkeypatch):
     warm(patient, None, None)
 
 
-@fault("warm start", BAD, "task ana does not meet the task's goal: 'In Oslo'", "correct the solution")
+@fault("warm start", BAD, "task ana does not meet the goal: 'In Oslo'", "correct the solution")
 def solution_with_a_wrong_answer(patient, monkeypatch):
     warm(patient, {"calls": [LOOK], "answer": "In Oslo"}, None)
 
