@@ -115,7 +115,9 @@ DOCTOR: dict[str, tuple[str, ...]] = {
 
 
 def test_whoever_adds_advice_names_the_test_that_follows_it():
-    of_rules = {f"{stem}.{rule.__name__}" for rule in RULES.values() for stem in ("rules", "trends")} | {"__init__.judge"}
+    of_rules = {f"{stem}.{rule.__name__}" for rule in RULES.values() for stem in ("rules", "trends")} | {
+        "__init__.judge"
+    }
     sites = {place: count for place, count in advice_sites().items() if place not in of_rules}
     assert {place: len(tests) for place, tests in DOCTOR.items()} == sites
     text = "".join(path.read_text() for path in (*TESTS.glob("test_*.py"), *(TESTS / "doctor").glob("test_*.py")))
