@@ -118,10 +118,13 @@ class Reference:
         return {name: (tensor, live[name.replace(mark, f".{_KEPT}.")]) for name, tensor in live.items() if mark in name}
 
 
-def load_policy(config: RunConfig, device: torch.device) -> Policy:
-    """Load the policy at version 0: the base model with a new adapter, which changes nothing, or with model.adapter."""
+def load_policy(config: RunConfig, device: torch.device, *, base: Any = None) -> Policy:
+    """Load the policy at version 0: the base model with a new adapter, which changes nothing, or with model.adapter.
+
+    A `base` that is given is not loaded.
+    """
     transformers_logging.disable_progress_bar()  # a progress bar would garble the run's display
-    base = _load_base(config, device)
+    base = _load_base(config, device) if base is None else base
     _require_plain_head(base, config.model.path)
     _silence_dropout(base)
     learner, algorithm = config.learner, config.algorithm
