@@ -250,12 +250,17 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
         (learner.lora_alpha != 32, "an adapter scale: set learner.lora_alpha to 32, the API's fixed value"),
         (
             learner.max_grad_norm is not None,
-            "gradient clipping: set learner.max_grad_norm to null; with fsdp and megatron, the server's own "
-            "configuration sets it",
+            f"learner.max_grad_norm={learner.max_grad_norm:g}, because the API has no field for it: leave it out, and "
+            "the server clips gradients as its own configuration says"
+            if learner.max_grad_norm is not None
+            else "",
         ),
         (learner.processes > 1, "learner.processes above 1: the server distributes the work itself, so set it to 1"),
-        (sampling.temperature != 1.0, "logprobs at a temperature other than 1: set sampling.temperature to 1.0"),
-        (bool(sampling.stop), "stop strings: leave sampling.stop empty, and turns end at a stop token"),
+        (
+            sampling.temperature != 1.0,
+            "learning at a temperature other than 1, because the API scores tokens at 1 only: set sampling.temperature "
+            "to 1.0",
+        ),
         (sampling.constrain != "off", "grammars: set sampling.constrain to off"),
         (config.model.adapter is not None, "an initial adapter: set model.adapter to null"),
         (
@@ -421,7 +426,8 @@ class LearnerConfig(Section):
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the learning rate warms up linearly."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Maximum gradient norm; null: no clipping."""
+    """Maximum gradient norm; null: no clipping. With engine skyrl it must be null: the server's own configuration
+    applies."""
     lora_rank: int = Field(default=16, ge=1, le=8192)
     """Rank of the adapter."""
     lora_alpha: int = Field(default=32, ge=1)
@@ -926,6 +932,20 @@ class RunConfig(Section):
         rewards = (function.function for function in self.rewards.functions.values())
         others = (self.algorithm.loss, self.algorithm.advantages, self.tracking.tracker)
         return [name for name in (*others, *rewards) if name and ".py:" in name]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _skyrl_clips_gradients_itself(cls, given: Any) -> Any:
+        """With engine skyrl, the default of learner.max_grad_norm is null: the value of the server's configuration."""
+        settings = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
+        learner: object = settings.get("learner", {})
+        if settings.get("engine") != "skyrl":
+            return given
+        if isinstance(learner, LearnerConfig) and "max_grad_norm" not in learner.model_fields_set:
+            return {**settings, "learner": learner.model_copy(update={"max_grad_norm": None})}
+        if isinstance(learner, Mapping) and "max_grad_norm" not in learner:
+            return {**settings, "learner": {**cast("Mapping[str, Any]", learner), "max_grad_norm": None}}
+        return given
 
     @model_validator(mode="after")
     def _minibatches_are_not_empty(self) -> RunConfig:

@@ -85,7 +85,7 @@ def configured(model: Path, python: Path) -> RunConfig:
             min_learnable_tokens=1,
             kl={"coefficient": 0.05, "reference": "sync", "lag": 1},  # pyright: ignore
         ),
-        learner=LearnerConfig(lora_rank=4, max_grad_norm=None, learning_rate=1e-2),
+        learner=LearnerConfig(lora_rank=4, learning_rate=1e-2),
     )
 
 
@@ -124,7 +124,7 @@ class Script:
 
     async def run(self) -> Seen:
         async with SkyrlEngine(self.config, folder=self.folder / "skyrl", log=self.folder / "skyrl.log") as engine:
-            sampler = SkyrlSampler(engine)
+            sampler = SkyrlSampler(engine, model=self.config.model.path)
             await self.sample(sampler)
             learner = await SkyrlLearner.open(self.config, engine, folder=self.folder / "weights")
             self.seen.scores["fresh"] = await learner.score(self.seen.sampled)
@@ -163,7 +163,7 @@ class Script:
         async def plainly(rows: Sequence[ScoredRow], step: AdamStep) -> dict[str, float]:
             told = await learn(rows, PLAIN)
             with pytest.raises(UnfitEngineError) as refusal:
-                await engine.sample(PROMPT, max_tokens=1, stop_token_ids=(), seed=0)
+                await engine.sample(PROMPT, max_tokens=1, stop=(), temperature=1.0, seed=0)
             self.seen.refusals["while trained past the snapshot"] = str(refusal.value)
             return told
 
@@ -212,7 +212,7 @@ class Script:
         with pytest.raises(UnfitEngineError) as refusal:
             await sampler.publish(Weights(version=1))
         self.seen.refusals["an older version"] = str(refusal.value)
-        drawn, version = await engine.sample(PROMPT, max_tokens=MAX_TOKENS, stop_token_ids=(), seed=9)
+        drawn, version = await engine.sample(PROMPT, max_tokens=MAX_TOKENS, stop=(), temperature=1.0, seed=9)
         self.seen.versions += [version, len(drawn.token_ids)]
 
     async def lose_the_server(self, engine: SkyrlEngine, learner: SkyrlLearner) -> None:

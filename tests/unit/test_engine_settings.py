@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mcprl.config import RunConfig
+from mcprl.config import LearnerConfig, RunConfig
 
-FIT: dict[str, dict[str, Any]] = {
+FIT: dict[str, Any] = {
     "model": {"path": "model", "renderer": "qwen3"},
     "tasks": {"train": Path("tasks.jsonl")},
     "servers": {"file": Path("servers.json")},
     "sampling": {"constrain": "off"},
-    "learner": {"max_grad_norm": None},
+    "learner": {},
     "algorithm": {},
     "training": {},
     "skyrl": {},
@@ -36,24 +36,38 @@ UNFIT = {
         "a moving average",
         "sync, a frozen snapshot",
     ),
-    "all weights": ({"learner": {"tuning": "full", "max_grad_norm": None}}, "learner.tuning=full", "lora"),
-    "adapter scale": ({"learner": {"lora_alpha": 16, "max_grad_norm": None}}, "an adapter scale", "to 32"),
-    "clipping": ({"learner": {"max_grad_norm": 1.0}}, "gradient clipping", "null"),
-    "processes": ({"learner": {"processes": 2, "max_grad_norm": None}}, "learner.processes", "set it to 1"),
-    "temperature": ({"sampling": {"temperature": 0.7, "constrain": "off"}}, "logprobs at a temperature", "to 1.0"),
-    "stop texts": ({"sampling": {"stop": ("</tool_call>",), "constrain": "off"}}, "stop strings", "empty"),
+    "all weights": ({"learner": {"tuning": "full"}}, "learner.tuning=full", "lora"),
+    "adapter scale": ({"learner": {"lora_alpha": 16}}, "an adapter scale", "to 32"),
+    "clipping": ({"learner": {"max_grad_norm": 1.0}}, "learner.max_grad_norm=1", "leave it out"),
+    "processes": ({"learner": {"processes": 2}}, "learner.processes", "set it to 1"),
+    "temperature": ({"sampling": {"temperature": 0.7, "constrain": "off"}}, "at a temperature other than 1", "to 1.0"),
     "grammars": ({"sampling": {"constrain": "calls"}}, "grammars", "off"),
     "async on jax": (ASYNC, "sampling from older weights", "to 0"),
     "fsdp started here": ({"skyrl": {"backend": "fsdp"}}, "backend fsdp on a server that mcprl starts", "skyrl.url"),
 }
 
 
-def configured(engine: str, changed: dict[str, dict[str, Any]]) -> RunConfig:
+def configured(engine: str, changed: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate({"name": "run", "engine": engine, **FIT, **changed})
 
 
-def test_what_the_engine_can_do_is_accepted():
-    assert configured("skyrl", {}).engine == "skyrl"
+def test_a_recipe_of_defaults_is_accepted_and_the_server_clips_gradients():
+    config = configured("skyrl", {})
+    assert config.learner.max_grad_norm is None
+    assert RunConfig.model_validate(config.model_dump()) == config  # a resumed run reads all settings
+    assert configured("skyrl", {"learner": LearnerConfig(lora_rank=4)}).learner == LearnerConfig(
+        lora_rank=4, max_grad_norm=None
+    )
+    assert configured("vllm", {}).learner.max_grad_norm == 1.0
+
+
+def test_an_explicit_norm_is_refused_however_it_is_given():
+    with pytest.raises(ValidationError, match=r"max_grad_norm=1, .*no field"):
+        configured("skyrl", {"learner": LearnerConfig(max_grad_norm=1.0)})
+
+
+def test_texts_that_end_a_turn_are_accepted():
+    assert configured("skyrl", {"sampling": {"stop": ("</tool_call>",)}}).sampling.stop == ("</tool_call>",)
 
 
 @pytest.mark.parametrize("case", UNFIT)
@@ -74,7 +88,7 @@ def test_all_that_is_lacking_is_named_at_once():
     with pytest.raises(ValidationError) as refusal:
         configured("skyrl", {"algorithm": {"advantages": "gae"}, "sampling": {"temperature": 0.5, "constrain": "off"}})
     assert "engine skyrl does not support a value head" in str(refusal.value)
-    assert "logprobs at a temperature" in str(refusal.value)
+    assert "at a temperature other than 1" in str(refusal.value)
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "megatron", "hosted"])

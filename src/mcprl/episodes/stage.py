@@ -365,7 +365,7 @@ def make_sampler(
     if engine is not None:
         from mcprl.samplers.skyrl import SkyrlSampler
 
-        return SkyrlSampler(engine)
+        return SkyrlSampler(engine, model=config.model.path)
     if not _samples(config):
         return ScriptedSampler(lambda request: ())
     if config.engine == "transformers":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import Any
+
 from mcprl.errors import EngineLostError, SamplerLostError, UnfitEngineError
 from mcprl.records import FinishReason, Weights
 from mcprl.samplers.sampler import AlwaysOpen, Completion, SampleRequest
@@ -11,24 +14,32 @@ from mcprl.skyrl.engine import SkyrlEngine
 class SkyrlSampler(AlwaysOpen):
     """Samples turns with an open engine. The caller closes the engine.
 
-    If the server dies, its turns are sampled again from the same weights and seeds.
+    If the server dies, its turns are sampled again from the same weights and seeds. The tokenizer of `model` is
+    loaded only for requests with stop texts: the API takes either ids or texts, so the ids become texts.
     """
 
-    def __init__(self, engine: SkyrlEngine) -> None:
+    def __init__(self, engine: SkyrlEngine, *, model: str) -> None:
         self._engine = engine
+        self._model = model
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._model)  # pyright: ignore[reportUnknownMemberType]
 
     async def sample(self, request: SampleRequest) -> Completion:
-        if request.temperature != 1.0 or request.stop or request.grammar is not None:
-            raise ValueError(
-                "this sampler supports only temperature 1 and stop ids; the recipe check should have rejected other "
-                "settings"
-            )
+        if request.grammar is not None:
+            raise ValueError("this sampler supports no grammars; the recipe check should have rejected them")
+        ids = request.stop_token_ids
+        stop = [*request.stop, *map(self._tokenizer.decode, ids)] if request.stop else list(ids)
         try:
             drawn, version = await self._engine.attempt(
                 lambda: self._engine.sample(
                     request.prompt_ids,
                     max_tokens=request.max_tokens,
-                    stop_token_ids=request.stop_token_ids,
+                    stop=stop,
+                    temperature=request.temperature,
                     seed=request.seed,
                 )
             )

