@@ -6,25 +6,9 @@ from collections.abc import Callable
 
 import pytest
 from family_tokenizers import FAMILIES, TEMPLATE, write_tokenizer
-from transformers import AutoTokenizer
 
 from mcprl.chat import Chat, load_chat
 from mcprl.chat.loading import ChatmlRenderer
-
-
-@pytest.fixture(scope="session")
-def smol_tokenizer(smollm2):
-    return AutoTokenizer.from_pretrained(smollm2)
-
-
-@pytest.fixture(scope="session")
-def qwen_tokenizer(tiny_qwen3):
-    return AutoTokenizer.from_pretrained(tiny_qwen3)
-
-
-@pytest.fixture(scope="session")
-def chatml(smol_tokenizer) -> ChatmlRenderer:
-    return ChatmlRenderer(smol_tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +19,21 @@ def smol_chat(smollm2) -> Chat:
 @pytest.fixture(scope="session")
 def qwen_chat(tiny_qwen3) -> Chat:
     return load_chat(str(tiny_qwen3), "qwen3")
+
+
+@pytest.fixture(scope="session")
+def smol_tokenizer(smol_chat):
+    return smol_chat.tokenizer
+
+
+@pytest.fixture(scope="session")
+def qwen_tokenizer(qwen_chat):
+    return qwen_chat.tokenizer
+
+
+@pytest.fixture(scope="session")
+def chatml(smol_tokenizer) -> ChatmlRenderer:
+    return ChatmlRenderer(smol_tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -361,9 +361,9 @@ def test_no_more_grammars_are_kept_than_there_is_room_for(smol, monkeypatch):
     assert grammars.replay(one_of("a"), smol.stops, smol.encode("a")).forced == (True,)
 
 
-def test_a_model_folder_gives_the_grammars_of_its_head(tiny_qwen3):
-    grammars = load_grammars(str(tiny_qwen3))
-    assert grammars.vocab_size == AutoConfig.from_pretrained(tiny_qwen3).vocab_size
+def test_a_model_folder_gives_the_grammars_of_its_head(taught_qwen3):
+    grammars = load_grammars(str(taught_qwen3))
+    assert grammars.vocab_size == AutoConfig.from_pretrained(taught_qwen3).vocab_size
     with pytest.raises(BadValueError, match=r"model\.path is './nowhere'"):
         load_grammars("./nowhere")
 

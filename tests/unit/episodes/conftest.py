@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoTokenizer
 
 from mcprl.chat import Chat, load_chat
 
@@ -14,7 +13,6 @@ def chat(tiny_qwen3) -> Chat:
 
 
 @pytest.fixture(scope="session")
-def encode(tiny_qwen3):
+def encode(chat):
     """Text to ids as the model would emit them, special tokens included."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen3)
-    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+    return lambda text: chat.tokenizer.encode(text, add_special_tokens=False)

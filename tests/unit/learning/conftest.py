@@ -9,7 +9,7 @@ import pytest
 import torch
 from made_trajectories import TINY_QWEN3, make_config
 from torch.nn.attention import flex_attention as flex_module
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mcprl.grammar.masks import Grammars
 from mcprl.learning import TorchLearner, attention
@@ -21,6 +21,11 @@ def tiny_model() -> Any:
     if not (TINY_QWEN3 / "config.json").exists():
         pytest.skip("the tiny model is missing: run scripts/setup")
     return AutoModelForCausalLM.from_pretrained(TINY_QWEN3, dtype="float32").eval()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_qwen3: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_qwen3)
 
 
 @pytest.fixture

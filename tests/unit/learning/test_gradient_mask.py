@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from made_trajectories import TINY_QWEN3, batch_of, make_trajectory, on_policy
-from transformers import AutoTokenizer
+from made_trajectories import batch_of, make_trajectory, on_policy
 
-from mcprl.chat import load_chat
+from mcprl.chat import Chat, load_chat
 from mcprl.records import Trajectory
 
 TOOLS = [
@@ -32,17 +32,21 @@ TURNS = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return AutoTokenizer.from_pretrained(TINY_QWEN3)
+def chat(tiny_qwen3: Path) -> Chat:
+    return load_chat(str(tiny_qwen3), "qwen3")
 
 
-def converse(tokenizer: Any, turns: list[str], *, reward: float) -> Trajectory:
+@pytest.fixture(scope="module")
+def tokenizer(chat: Chat) -> Any:
+    return chat.tokenizer
+
+
+def converse(chat: Chat, turns: list[str], *, reward: float) -> Trajectory:
     """Turns with the tool's results between them, joined as an episode joins them."""
-    chat = load_chat(str(TINY_QWEN3), "qwen3")
     ids = list(chat.open([{"role": "user", "content": QUESTION}], TOOLS))
     kinds = "c" * len(ids)
     for number, text in enumerate(turns):
-        sampled = tokenizer.encode(text)
+        sampled = chat.tokenizer.encode(text)
         extension: tuple[int, ...] = ()
         if number < len(turns) - 1:
             result = {"role": "tool", "name": "find_person", "content": RESULTS[number]}
@@ -75,12 +79,12 @@ def kinds_of(trajectory: Trajectory, tokenizer: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_observations_and_template_tokens_carry_exactly_zero_gradient(tiny_model, tokenizer, make_learner):
+def test_observations_and_template_tokens_carry_exactly_zero_gradient(tiny_model, chat, tokenizer, make_learner):
     learner = make_learner(share_prefix=False)
     made = [
-        converse(tokenizer, TURNS, reward=1.0),
-        converse(tokenizer, TURNS[1:], reward=0.0),
-        converse(tokenizer, [TURNS[0], TURNS[2]], reward=0.5),  # the mean of its group: an advantage of zero
+        converse(chat, TURNS, reward=1.0),
+        converse(chat, TURNS[1:], reward=0.0),
+        converse(chat, [TURNS[0], TURNS[2]], reward=0.5),  # the mean of its group: an advantage of zero
     ]
     made = [on_policy(tiny_model, force_some(trajectory)) for trajectory in made]
     batch = batch_of(made)
@@ -114,8 +118,8 @@ def test_observations_and_template_tokens_carry_exactly_zero_gradient(tiny_model
     assert min(seen[kind] for kind in ("prompt", "observation", "template", "forced", "learnable", "padding")) > 5
 
 
-def test_the_tokens_of_the_conversation_are_what_the_gradient_test_takes_them_for(tiny_model, tokenizer):
-    trajectory = converse(tokenizer, TURNS, reward=1.0)
+def test_the_tokens_of_the_conversation_are_what_the_gradient_test_takes_them_for(chat, tokenizer):
+    trajectory = converse(chat, TURNS, reward=1.0)
     kinds = kinds_of(trajectory, tokenizer)
 
     def text_of(kind: str) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_trajectories import TINY_QWEN3, batch_of, gradient_of, make_trajectory, naive_logprobs, randomise_adapter
-from transformers import AutoTokenizer
+from made_trajectories import batch_of, gradient_of, make_trajectory, naive_logprobs, randomise_adapter
 
 from mcprl.errors import AlignmentError, InadmissibleTokenError
 from mcprl.grammar.masks import Grammars
@@ -23,11 +22,6 @@ PATTERN = r'<tool_call>\n\{"name": "(find_person|convert_time)", "arguments": \{
 TAG = json.dumps({"type": "structural_tag", "format": {"type": "regex", "pattern": PATTERN}})
 STOP = (151645, 151643)  # <|im_end|>, <|endoftext|>
 TEMPERATURE = 0.8
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Any) -> Any:
-    return AutoTokenizer.from_pretrained(TINY_QWEN3)
 
 
 @pytest.fixture(scope="module")

@@ -393,9 +393,9 @@ async def test_three_in_a_row_end_the_run_and_a_good_update_starts_the_count_ane
     assert sorted(os.listdir(tmp_path)) == ["v1", "v2"]
 
 
-def test_a_lower_learning_rate_ends_the_overflows(tiny_qwen3, tmp_path):
+def test_a_lower_learning_rate_ends_the_overflows(taught_qwen3, tmp_path):
     model = save_small_model(tmp_path / "model")
-    for tokenizer in tiny_qwen3.glob("tokenizer*"):
+    for tokenizer in taught_qwen3.glob("tokenizer*"):
         shutil.copy(tokenizer, model)
 
     def learn(learning_rate: float) -> str | None:

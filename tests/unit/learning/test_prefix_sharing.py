@@ -12,7 +12,6 @@ import torch
 from made_trajectories import make_config, make_groups, make_trajectory, randomise_adapter
 from small_models import ARCHITECTURES, save_small_model
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from mcprl.config import ModelConfig, RunConfig
 from mcprl.learning import attention as attention_module
@@ -86,11 +85,6 @@ def episodes(tokenizer: Any, *, small: bool) -> list[list[Trajectory]]:
     ]
     assert len(renumbered) <= SMALL_VOCABULARY
     return [first, second, third]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_qwen3: Path) -> Any:
-    return AutoTokenizer.from_pretrained(tiny_qwen3)
 
 
 def made_batch(groups: Sequence[Group], config: RunConfig) -> Batch:

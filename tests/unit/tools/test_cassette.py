@@ -352,19 +352,16 @@ def test_a_missing_cassette_is_made_for_writing_and_an_error_for_reading(path):
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_a_file_of_something_else_is_refused_and_left_as_it_was(path, writable):
-    path.write_bytes(b"these are no recorded calls " * 100)
-    before = path.read_bytes()
-    with pytest.raises(CassetteError, match="is not a cassette"):
-        Cassette.open(path, writable=writable)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("writable", [True, False])
-def test_a_database_of_something_else_is_refused_and_left_as_it_was(path, writable):
-    database = sqlite3.connect(path)
-    database.execute("CREATE TABLE people (name TEXT)")
-    database.close()
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path.write_bytes(b"these are no recorded calls " * 100),
+        lambda path: change(path, "CREATE TABLE people (name TEXT)"),
+    ],
+    ids=["file", "database"],
+)
+def test_a_file_of_something_else_is_refused_and_left_as_it_was(path, write, writable):
+    write(path)
     before = path.read_bytes()
     with pytest.raises(CassetteError, match="is not a cassette"):
         Cassette.open(path, writable=writable)
@@ -381,9 +378,7 @@ def test_an_empty_file_is_laid_out_for_writing_and_is_no_cassette_to_read(path):
 
 def test_a_cassette_of_another_layout_is_refused_with_a_fix(path, cassette):
     cassette.close()
-    database = sqlite3.connect(path)
-    database.execute("PRAGMA user_version = 99")
-    database.close()
+    set_layout(path)
     with pytest.raises(CassetteError, match="has format 99, but this version of mcprl reads format 1") as caught:
         Cassette.open(path, writable=True)
     assert "import the calls again" in caught.value.fix
