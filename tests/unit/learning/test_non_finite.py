@@ -88,8 +88,9 @@ def bad_reward(value: float, advantages: str) -> Fault:
         groups = small_groups(rewards=(1.0, value, 0.3, 0.9))
         algorithm = learner._config.algorithm.model_copy(update={"advantages": advantages})
         batch = made_batch(algorithm, groups)
-        # Advantages within a group are all spoilt by one of its rewards.
-        named = groups[0].trajectories if advantages == "grpo" else groups[0].trajectories[1:]
+        # One reward spoils all advantages of its group, and with a critic, all that are normalized together.
+        spoilt = groups[:1] if advantages == "grpo" else groups
+        named = [t for group in spoilt for t in group.trajectories]
         yield batch, {name_of(t) for t in named}
 
     return fault
