@@ -85,7 +85,8 @@ def padded_rows(policy: Policy, rows: int) -> Learn:
             token_id_BT = torch.zeros(len(own), shared + max(map(len, own)), dtype=torch.long)
             for row, ids in enumerate(own):
                 token_id_BT[row, : shared + len(ids)] = torch.tensor(work.prompt_ids + ids)
-            hidden_BTD = base.model(input_ids=token_id_BT, use_cache=False).last_hidden_state
+            with torch.autocast("cpu", torch.bfloat16, enabled=policy.autocast is not None):
+                hidden_BTD = base.model(input_ids=token_id_BT, use_cache=False).last_hidden_state
             before = [hidden_BTD[row, shared - 1 : shared - 1 + len(ids)] for row, ids in enumerate(own)]
             logit_NV = base.lm_head(torch.cat(before)).float()
             token_id_N = torch.tensor([token for ids in own for token in ids])

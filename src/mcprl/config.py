@@ -937,15 +937,15 @@ class RunConfig(Section):
     @classmethod
     def _skyrl_clips_gradients_itself(cls, given: Any) -> Any:
         """With engine skyrl, the default of learner.max_grad_norm is null: the value of the server's configuration."""
-        settings = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
-        learner: object = settings.get("learner", {})
+        settings = cast("dict[str, Any]", dict(given) if isinstance(given, Mapping) else {})
         if settings.get("engine") != "skyrl":
             return given
+        learner: Any = settings.get("learner", {})
         if isinstance(learner, LearnerConfig) and "max_grad_norm" not in learner.model_fields_set:
-            return {**settings, "learner": learner.model_copy(update={"max_grad_norm": None})}
-        if isinstance(learner, Mapping) and "max_grad_norm" not in learner:
-            return {**settings, "learner": {**cast("Mapping[str, Any]", learner), "max_grad_norm": None}}
-        return given
+            settings["learner"] = learner.model_copy(update={"max_grad_norm": None})
+        elif isinstance(learner, Mapping) and "max_grad_norm" not in learner:
+            settings["learner"] = {**learner, "max_grad_norm": None}
+        return settings
 
     @model_validator(mode="after")
     def _minibatches_are_not_empty(self) -> RunConfig:

@@ -96,8 +96,10 @@ class _Process:
         except UserCodeError as error:
             self._say(call=number, error=error.what)
         else:
-            returned = value if says else [*map(float, value)] if isinstance(value, list) else float(value)
-            self._say(call=number, value=returned)
+            grades: Any = value
+            if not says:
+                grades = [float(grade) for grade in grades] if isinstance(grades, list) else float(grades)
+            self._say(call=number, value=grades)
 
     def _take_probed(self, number: int, seen: Observation | str) -> None:
         future = self._probed[number]

@@ -184,9 +184,11 @@ def tree_attention(
             "support",
             fix=_FIX,
         )
-    if tree is None:
+    if tree is None:  # autocast casts for this function
         attended = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
         return attended.transpose(1, 2), None
+    # Under autocast, norms with float32 weights give float32 queries and keys, and flex_attention casts nothing.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     attend = _attend_by_flex if query.is_cuda else _attend_by_nodes
     return attend(query, key, value, scaling, tree).transpose(1, 2), None
 

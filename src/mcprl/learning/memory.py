@@ -70,17 +70,17 @@ def predict_update(config: RunConfig, path: str, *, tokens: int) -> UpdateMemory
 
 def count_update(config: RunConfig, path: str, *, tokens: int, layers: int | None = None) -> UpdateMemory:
     """Count the memory of an update of this model, or of the model with another number of layers."""
-    settings: Any = AutoConfig.from_pretrained(path)  # pyright: ignore[reportUnknownMemberType]
-    settings.get_text_config().num_hidden_layers = layers or settings.get_text_config().num_hidden_layers
-    if hasattr(settings.get_text_config(), "layer_types"):
-        kinds = settings.get_text_config().layer_types
-        settings.get_text_config().layer_types = kinds and kinds[: settings.get_text_config().num_hidden_layers]
+    settings = cast("Any", AutoConfig.from_pretrained(path))  # pyright: ignore[reportUnknownMemberType]
+    text = settings.get_text_config()
+    text.num_hidden_layers = layers or text.num_hidden_layers
+    if hasattr(text, "layer_types"):
+        text.layer_types = text.layer_types and text.layer_types[: text.num_hidden_layers]
     tuning = config.learner.tuning
     # A quantized base computes like one in 16 bits.
     plain = config.learner.model_copy(update={"tuning": "full" if tuning == "full" else "lora", "share_prefix": False})
     dtype = torch.float32 if tuning == "full" else cast("torch.dtype", getattr(torch, config.model.dtype))
     with _META:
-        base: Any = AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation="sdpa")  # pyright: ignore
+        base = cast("Any", AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation="sdpa"))  # pyright: ignore
     policy = load_policy(config.model_copy(update={"learner": plain}), _META, base=base)
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     with FakeTensorMode(), _LiveBytes() as live:
@@ -109,7 +109,7 @@ class _LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for tensor in cast("list[Any]", tree_leaves(made)):
+        for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
                 self._add(tensor.untyped_storage())
         return made

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -38,6 +39,13 @@ class Seen:
     ratios: Mapping[tuple[str, int], Tensor]
 
     @classmethod
+    def later(cls, examples: Sequence[Example], scores: Scores, pack: Pack, outcome: Outcome) -> Callable[[], Seen]:
+        """Return a function that returns `Seen.of(…)`, which waits for a GPU. It keeps no graph and no grammar mask."""
+        scores = scores._replace(logprob_N=scores.logprob_N.detach(), entropy_N=scores.entropy_N.detach(), value_N=None)
+        pack = replace(pack, targets=pack.targets._replace(admissible_NW=None))
+        return partial(cls.of, examples, scores, pack, replace(outcome, loss=outcome.loss.detach()))
+
+    @classmethod
     def of(cls, examples: Sequence[Example], scores: Scores, pack: Pack, outcome: Outcome) -> Seen:
         columns, carries_N = pack.columns, pack.columns.carries_loss_N
         seen = {
@@ -45,22 +53,22 @@ class Seen:
             "sampled": columns.sampled_logprob_N,
             "carries": carries_N,
             "version": columns.weights_version_N,
-            "old": columns.old_logprob_N[carries_N],
-            "advantage": columns.advantage_N[carries_N],
-            "entropy": scores.entropy_N[carries_N],
+            "old": columns.old_logprob_N.cpu()[carries_N],
+            "advantage": columns.advantage_N.cpu()[carries_N],
+            "entropy": scores.entropy_N.cpu()[carries_N],
             **outcome.parts,
         }
         if columns.return_N is not None:
-            seen["return"] = columns.return_N[carries_N]
+            seen["return"] = columns.return_N.cpu()[carries_N]
         change_N = scores.logprob_N.detach() - columns.old_logprob_N
-        ratio_N = torch.where(carries_N, change_N.exp(), 0.0)
+        ratio_N, sequence_N = torch.where(carries_N, change_N.exp().cpu(), 0.0), pack.sequence_N.cpu()
         return cls(
             loss=float(outcome.loss.detach()),
             alignment=check_alignment(pack, examples),
             sampled_tokens=sum(sum(example.trajectory.sampled) for example in examples),
             columns={name: column_N.detach().cpu() for name, column_N in seen.items()},
             ratios={
-                (e.trajectory.task_id, e.trajectory.member): e.on_tokens(ratio_N[pack.sequence_N == place])
+                (e.trajectory.task_id, e.trajectory.member): e.on_tokens(ratio_N[sequence_N == place])
                 for place, e in enumerate(examples)
             },
         )

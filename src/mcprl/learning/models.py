@@ -13,6 +13,7 @@ from typing import Any, cast
 import peft
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
@@ -130,11 +131,10 @@ def load_policy(config: RunConfig, device: torch.device, *, base: Any = None) ->
     learner, algorithm = config.learner, config.algorithm
     if learner.checkpointing:
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    autocast = None
+    # Small steps are lost in 16 bits, so what is trained is stored in float32 and rounded only for computing.
+    autocast = torch.bfloat16 if config.model.dtype == "bfloat16" else None
     if learner.tuning == "full":
         model: Any = base
-        # Small steps are lost in 16 bits, so the weights are stored in float32 and rounded only for computing.
-        autocast = torch.bfloat16 if config.model.dtype == "bfloat16" else None
     else:
         torch.manual_seed(derive_seed(config.seed, "adapter"))  # pyright: ignore[reportUnknownMemberType]
         adapter = LoraConfig(
@@ -148,6 +148,9 @@ def load_policy(config: RunConfig, device: torch.device, *, base: Any = None) ->
         # This is a set, whose order depends on hashes, so two equal runs would write different files.
         resolved = model.peft_config["default"]
         resolved.target_modules = sorted(resolved.target_modules)
+        for layer in model.modules():
+            if isinstance(layer, BaseTunerLayer):
+                layer.cast_input_dtype_enabled = False  # autocast casts the adapter instead
         if config.model.adapter is not None:
             _take_over(model, config.model.adapter)
     policy = Policy(model, critic=algorithm.has_critic, entropy_gradient=algorithm.entropy > 0, autocast=autocast).to(
@@ -183,9 +186,9 @@ def _load_base(config: RunConfig, device: torch.device) -> Any:
     if learner.tuning == "lora_4bit":
         more |= _four_bits()
     base: Any = AutoModelForCausalLM.from_pretrained(model.path, **more)  # pyright: ignore[reportUnknownMemberType]
-    if learner.tuning == "lora_4bit":
-        return cast("Any", peft).prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
-    return base.to(device)
+    # A 4-bit base is on its device already. PEFT's prepare_model_for_kbit_training is not used, because it casts norms,
+    # embeddings and head to float32; get_peft_model freezes the base anyway.
+    return base if learner.tuning == "lora_4bit" else base.to(device)
 
 
 def _four_bits() -> dict[str, Any]:

@@ -37,6 +37,8 @@ def learning_rate_share(step: int, *, schedule: str, warmup: int, total: int) ->
             return 1.0
 
 
+# On these devices one kernel updates all weights, and AdamW keeps its `step` there.
+_FUSED_DEVICES = ("cuda",)
 # The entries of AdamW's state per parameter, in the order in which AdamW creates them.
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -58,7 +60,8 @@ class Optimisation:
         if critic:
             groups.append({"params": list(critic.values()), "lr": algorithm.critic.learning_rate})
         self.named: dict[str, Tensor] = {**rest, **critic}
-        self.optimiser = AdamW(groups, weight_decay=0.0)
+        is_fused = all(p.device.type in _FUSED_DEVICES for p in trained.values())
+        self.optimiser = AdamW(groups, weight_decay=0.0, fused=is_fused or None)
         total = config.training.steps * algorithm.epochs * algorithm.minibatches
 
         self._rate_factor = 1.0
@@ -82,9 +85,10 @@ class Optimisation:
     def forget_gradients(self) -> None:
         self.optimiser.zero_grad(set_to_none=True)
 
-    def gradients_are_finite(self) -> bool:
+    def gradients_are_finite(self) -> Tensor:
         norms = torch._foreach_norm([own_part(p.grad) for p in self.parameters if p.grad is not None])  # pyright: ignore
-        return bool(torch.stack(list(norms)).isfinite().all()) if norms else True
+        norm_P = torch.stack(list(norms)) if norms else torch.zeros(1, device=self.parameters[0].device)
+        return norm_P.isfinite().all()
 
     def step(self) -> float:
         """Make one step with clipped gradients, unless their norm is not finite. Returns the norm before clipping."""
@@ -158,7 +162,7 @@ class Optimisation:
 def _moment(kind: str, present: Tensor | None, parameter: Tensor, before: Tensor) -> Tensor:
     """Copy `before` into the tensor `present`, or into a new tensor if that is None. Return the tensor."""
     if present is None and kind == "step":
-        return before.to("cpu", copy=True)
+        return before.to(parameter.device if parameter.device.type in _FUSED_DEVICES else "cpu", copy=True)
     moment = torch.zeros_like(parameter) if present is None else present
     own_part(moment).copy_(before)
     return moment

@@ -193,8 +193,9 @@ class _ZeroOptimisation(Optimisation):
         # Weights left gathered by an unfinished pass may be older than their shards.
         self._engine.empty_partition_cache()
 
-    def gradients_are_finite(self) -> bool:
-        return True  # the engine checks them and skips the step if they are not finite
+    def gradients_are_finite(self) -> Tensor:
+        # The engine checks them and skips the step if they are not finite.
+        return torch.tensor(True, device=self.parameters[0].device)
 
     def step(self) -> float:
         self._engine.step()

@@ -122,10 +122,10 @@ class RemoteOptimisation:
     def forget_gradients(self) -> None:
         self._policy.scored.clear()  # gradients are sent only with the step
 
-    def gradients_are_finite(self) -> bool:
+    def gradients_are_finite(self) -> Tensor:
         """Check the gradients of the logprobs. Non-finite gradients of weights show up in the norm after the step."""
         leaves = (one.logprob_N.grad for one in self._policy.scored)
-        return all(bool(grad.isfinite().all()) for grad in leaves if grad is not None)
+        return torch.tensor(all(bool(grad.isfinite().all()) for grad in leaves if grad is not None))
 
     def step(self) -> float | None:
         rows = [row for one in self._policy.scored for row in one.gradient_rows()]

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Generic, Protocol, TypeVar
 
@@ -65,7 +65,9 @@ class Optimiser(Protocol):
 
     def forget_gradients(self) -> None: ...
 
-    def gradients_are_finite(self) -> bool: ...
+    def gradients_are_finite(self) -> Tensor:
+        """Return one boolean, on the device of the gradients."""
+        ...
 
     def step(self) -> float | None:
         """Make one step, unless the gradients are not finite. Returns the gradient norm, or None if it is not known."""
@@ -148,7 +150,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         masks = [scored_tokens(t, learnable_tokens(t, algorithm.masks)) for t in trajectories]
         examples = plain_examples(trajectories, masks)
         logprobs = values = reference_logprobs = None
-        if algorithm.old_logprobs == "recomputed" or algorithm.has_critic:
+        if algorithm.has_critic:  # otherwise the update scores what its first minibatch does not
             logprobs, values = self._survey(self.policy, examples)
         if self.reference is not None:
             with self.reference.in_place() as reference:
@@ -159,20 +161,12 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
             values=values,
         )
 
-    @torch.no_grad()
     def _survey(self, policy: Scorer, examples: Sequence[Example]) -> tuple[Columns, Columns | None]:
         """Return the logprobs of the scored tokens, and the values before them (None without a value head)."""
-        found: dict[int, list[tuple[float, ...]]] = {}
-        for chosen in self._processes.own(self._packer.divide(examples, self._processes.size)):
-            pack = self._packer.pack([examples[i] for i in chosen or (0,)])
-            scores = policy(pack)
-            columns = [column_N for column_N in (scores.logprob_N, scores.value_N) if column_N is not None]
-            for place, i in enumerate(chosen or ()):
-                own_N = pack.sequence_N == place
-                found[i] = [tuple(floats(examples[i].on_tokens(column_N[own_N]))) for column_N in columns]
-        for part in self._processes.gather(found):
-            found |= part
-        rows = [found[i] for i in range(len(examples))]
+        rows = [
+            [tuple(floats(example.on_tokens(column_N))) for column_N in columns]
+            for example, columns in zip(examples, survey(policy, examples, self._packer, self._processes), strict=True)
+        ]
         has_values = all(len(row) > 1 for row in rows)
         return tuple(row[0] for row in rows), tuple(row[1] for row in rows) if has_values else None
 
@@ -278,6 +272,26 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
 _JUMP = 0.5
 
 
+@torch.no_grad()
+def survey(
+    policy: Scorer, examples: Sequence[Example], packer: Packer, processes: ProcessGroup
+) -> list[tuple[Tensor, ...]]:
+    """Return, per example, the logprobs of its scored tokens and, with a value head, the values before them."""
+    scored: list[tuple[list[int], Tensor, list[Tensor]]] = []
+    for chosen in processes.own(packer.divide(examples, processes.size)):
+        pack = packer.pack([examples[i] for i in chosen or (0,)])
+        scores = policy(pack)
+        columns = [column_N for column_N in (scores.logprob_N, scores.value_N) if column_N is not None]
+        scored.append((chosen or [], pack.sequence_N, columns))
+    found: dict[int, tuple[Tensor, ...]] = {}
+    for chosen, sequence_N, columns in scored:  # only now, because reading a number waits for the GPU
+        for place, i in enumerate(chosen):
+            found[i] = tuple(column_N[sequence_N == place].cpu() for column_N in columns)
+    for part in processes.gather(found):
+        found |= part
+    return [found[i] for i in range(len(examples))]
+
+
 def make_update(
     batch: Batch,
     config: RunConfig,
@@ -294,17 +308,16 @@ def make_update(
     algorithm.kl.cap, it is undone and `undone` is set in the returned metrics.
     """
     update = _OngoingUpdate(batch, config, policy, optimiser, packer, processes, UpdateMetrics(version))
-    undo = optimiser.make_undo()
     cap = config.algorithm.kl.cap
     try:
         update.run()
         if cap is not None and update.tally.steps_made:
             update.measure_move()
     except NonFiniteValues:
-        undo()
+        update.undo()
         raise
     if cap is not None and update.tally.is_beyond(cap):
-        undo()
+        update.undo()
         update.tally.undone = True
         if update.tally.moved > _JUMP * cap:
             optimiser.halve_rate()
@@ -320,10 +333,14 @@ class _OngoingUpdate:
     _packer: Packer
     _processes: ProcessGroup
     tally: UpdateMetrics
+    undo: Callable[[], None] = field(init=False)
     _examples: list[Example] = field(init=False)
     _demonstrations: list[Example] = field(init=False)
+    _minibatches_left: int = field(init=False, default=0)
+    _scores_are_old: bool = field(init=False, default=False)  # this minibatch sees the policy before the update
 
     def __post_init__(self) -> None:
+        self.undo = self._optimiser.forget_gradients  # all that there is to undo before the first step
         self._examples = make_examples(self._batch)
         imitated = self._batch.demonstrations if self._batch.demonstration_weight > 0 else ()
         masks = [learnable_tokens(t, self._config.algorithm.masks) for t in imitated]
@@ -335,25 +352,46 @@ class _OngoingUpdate:
             raise NonFiniteValues(broken)
         minibatches = list(minibatches_of(self._batch, self._config))
         count = len(minibatches) // self._config.algorithm.epochs
+        first_scores_itself = self._read_old_logprobs(minibatches)
         for number, minibatch in enumerate(minibatches):
+            self._scores_are_old = first_scores_itself and number == 0
+            self._minibatches_left = len(minibatches) - number - 1
             self._learn([self._examples[i] for i in minibatch], self._demonstrations[number % count :: count])
+
+    def _read_old_logprobs(self, minibatches: Sequence[Sequence[int]]) -> bool:
+        """Score the examples with the policy before the update, if the objective needs that and it was not done yet.
+
+        If nothing needs those of the first minibatch later, they are left out, because its own forward passes give the
+        same logprobs. Returns whether they are.
+        """
+        algorithm = self._config.algorithm
+        if algorithm.old_logprobs != "recomputed" or self._batch.readings.logprobs is not None:
+            return False
+        is_enough = algorithm.epochs == 1 and algorithm.kl.cap is None
+        later = [i for minibatch in minibatches[is_enough:] for i in minibatch]
+        rows = survey(self._policy, [self._examples[i] for i in later], self._packer, self._processes) if later else []
+        for i, (old_N, *_) in zip(later, rows, strict=True):
+            columns = replace(self._examples[i].columns, old_logprob_N=old_N.float())
+            self._examples[i] = replace(self._examples[i], columns=columns)
+        return is_enough
 
     @torch.no_grad()
     def measure_move(self) -> None:
         """Score the batch after all steps, and measure how far the policy is from the old one and the reference."""
-        tokens, moved, distance = 0, 0.0, 0.0
+        tokens, moved, distance, checked = 0, torch.zeros(()), torch.zeros(()), list[_Checked]()
         for is_own, some, pack in self._packs(self._examples):
             logprob_N = self._policy(pack).logprob_N
-            self._refuse_non_finite(logprob_N, logprob_N.sum(), pack, some)
-            columns = pack.columns.chosen(pack.columns.carries_loss_N)
-            logprob_N = logprob_N[pack.columns.carries_loss_N]
+            checked.append(_Checked.of(some, pack, logprob_N, logprob_N.sum()))
+            columns, logprob_N = pack.columns.learned(), logprob_N[pack.columns.learned_N]
             if is_own:
                 tokens += len(logprob_N)
-                moved += float(divergence(columns.old_logprob_N, logprob_N, "k3").double().sum())
+                moved = moved + divergence(columns.old_logprob_N, logprob_N, "k3").double().sum()
             if is_own and columns.reference_logprob_N is not None:
                 estimator = self._config.algorithm.kl.estimator
-                distance += float(divergence(logprob_N, columns.reference_logprob_N, estimator).double().sum())
-        tokens, moved, distance = map(sum, zip(*self._processes.gather((tokens, moved, distance)), strict=True))
+                distance = distance + divergence(logprob_N, columns.reference_logprob_N, estimator).double().sum()
+        self._refuse_non_finite(checked)
+        parts = self._processes.gather((tokens, float(moved), float(distance)))
+        tokens, moved, distance = map(sum, zip(*parts, strict=True))
         if tokens:  # otherwise only demonstrations changed the policy
             self.tally.moved, self.tally.distance = moved / tokens, distance / tokens
 
@@ -375,6 +413,9 @@ class _OngoingUpdate:
         if moves and self._is_over_cap(seen):
             self.tally.steps_over_cap += 1
         elif moves:
+            can_fail_later = self._minibatches_left > 0 or self._config.algorithm.kl.cap is not None
+            if not self.tally.steps_made and can_fail_later:
+                self.undo = self._optimiser.make_undo()
             norm = self._optimiser.step()
             if norm is not None and not math.isfinite(norm):
                 raise NonFiniteValues(
@@ -439,48 +480,87 @@ class _OngoingUpdate:
         counts_S = torch.tensor([example.learnable_tokens for example in examples])
         longest = self._config.model.context_tokens
         weight_S = sequence_weights(counts_S, algorithm.aggregation, constant_tokens=longest).float()
-        seen: list[Seen] = []
+        results: list[Callable[[], Seen]] = []
+        checked: list[_Checked] = []
         for chosen, some, pack in self._packs(examples):
             weight_N = weight_S[chosen or [0]].to(pack.sequence_N.device)[pack.sequence_N] * bool(chosen)
             with torch.set_grad_enabled(learn):
                 scores = self._policy(pack)
+                if self._scores_are_old:
+                    columns = replace(pack.columns, old_logprob_N=scores.logprob_N.detach())
+                    pack = replace(pack, columns=columns)
                 outcome = policy_outcome(
                     scores, pack.columns, pack.sequence_N, weight_N, algorithm, self._batch.kl_coefficient
                 )
-            self._refuse_non_finite(scores.logprob_N, outcome.loss, pack, some)
+            checked.append(_Checked.of(some, pack, scores.logprob_N, outcome.loss))
             if learn:
-                self._backward(outcome.loss, some)
+                self._backward(outcome.loss, checked[-1])
             if chosen:
-                seen.append(Seen.of(some, scores, pack, outcome))
-        return [own for part in self._processes.gather(seen) for own in part]
+                results.append(Seen.later(some, scores, pack, outcome))
+        self._refuse_non_finite(checked)
+        return [own for part in self._processes.gather([result() for result in results]) for own in part]
 
     def _imitate(self, demonstrations: Sequence[Example]) -> float:
         """Accumulate the gradients of the imitation loss times its weight. Return the loss: the mean over tokens."""
         tokens = sum(len(example.position_N) for example in demonstrations)
-        weight, loss = self._batch.demonstration_weight, 0.0
+        weight, losses, checked = self._batch.demonstration_weight, list[Tensor](), list[_Checked]()
         for chosen, some, pack in self._packs(demonstrations):
             logprob_N = self._policy(pack).logprob_N
             own = imitation_loss(logprob_N).sum() / tokens * weight * bool(chosen)
-            self._refuse_non_finite(logprob_N, own, pack, some)
-            self._backward(own, some)
-            loss += float(own.detach())
-        return sum(self._processes.gather(loss)) / weight
+            checked.append(_Checked.of(some, pack, logprob_N, own))
+            self._backward(own, checked[-1])
+            losses.append(own.detach())
+        self._refuse_non_finite(checked)
+        return sum(self._processes.gather(sum(floats(torch.stack(losses))))) / weight
 
-    def _backward(self, loss: Tensor, examples: Sequence[Example]) -> None:
+    def _backward(self, loss: Tensor, checked: _Checked) -> None:
         self._processes.backward(loss)
-        if not self._processes.everywhere(self._optimiser.gradients_are_finite()):
-            names = "; ".join(self._processes.gather(_named(examples)))
-            raise NonFiniteValues(f"a gradient is not a finite number after the backward pass of {names}")
+        checked.gradient_is_finite = self._optimiser.gradients_are_finite()
 
-    def _refuse_non_finite(self, logprob_N: Tensor, loss: Tensor, pack: Pack, examples: Sequence[Example]) -> None:
-        finite_N = logprob_N.detach().isfinite()
-        fine = bool(finite_N.all()) and bool(loss.detach().isfinite())
-        if self._processes.everywhere(fine):
+    def _refuse_non_finite(self, checked: Sequence[_Checked]) -> None:
+        """Raise NonFiniteValues for the first pack with a value that is not finite in any process.
+
+        The flags of all packs are read at once, because each reading waits for the GPU.
+        """
+        flags = [one.loss_is_finite for one in checked] + [one.gradient_is_finite for one in checked]
+        if self._processes.everywhere(not checked or bool(torch.stack(flags).all())):
             return
-        at_fault = [example for i, example in enumerate(examples) if not finite_N[pack.sequence_N == i].all()]
+        rounds = self._processes.gather([(one.fault(), bool(one.gradient_is_finite), one.names) for one in checked])
+        for together in zip(*rounds, strict=True):
+            faults = [fault for fault, _, _ in together if fault is not None]
+            if faults:
+                raise NonFiniteValues("; ".join(faults))
+            if not all(is_finite for _, is_finite, _ in together):
+                names = "; ".join(names for _, _, names in together)
+                raise NonFiniteValues(f"a gradient is not a finite number after the backward pass of {names}")
+
+
+@dataclass(slots=True)
+class _Checked:
+    """Whether the values of a pack are finite. The flags stay on the device until `_refuse_non_finite` reads them."""
+
+    examples: Sequence[Example]
+    sequence_N: Tensor
+    finite_N: Tensor
+    loss_is_finite: Tensor
+    gradient_is_finite: Tensor
+
+    @classmethod
+    def of(cls, examples: Sequence[Example], pack: Pack, logprob_N: Tensor, loss: Tensor) -> _Checked:
+        finite_N = logprob_N.detach().isfinite()
+        fine = finite_N.all() & loss.detach().isfinite()
+        return cls(examples, pack.sequence_N, finite_N, fine, torch.ones_like(fine))
+
+    @property
+    def names(self) -> str:
+        return _named(self.examples)
+
+    def fault(self) -> str | None:
+        if self.loss_is_finite:
+            return None
+        at_fault = [e for i, e in enumerate(self.examples) if not self.finite_N[self.sequence_N == i].all()]
         what = "a logprob" if at_fault else "the loss"
-        own = None if fine else f"{what} is not a finite number in {_named(at_fault or examples)}"
-        raise NonFiniteValues("; ".join(found for found in self._processes.gather(own) if found is not None))
+        return f"{what} is not a finite number in {_named(at_fault or self.examples)}"
 
 
 def _named(examples: Sequence[Example]) -> str:

@@ -26,7 +26,8 @@ class SkyrlSampler(AlwaysOpen):
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self._model)  # pyright: ignore[reportUnknownMemberType]
+        tokenizer: Any = AutoTokenizer.from_pretrained(self._model)  # pyright: ignore[reportUnknownMemberType]
+        return tokenizer
 
     async def sample(self, request: SampleRequest) -> Completion:
         if request.grammar is not None:

@@ -49,6 +49,8 @@ class Scores(NamedTuple):
 class TokenColumns:
     """The inputs of the objective per scored token. Columns are float32, except mask and version. None: not needed.
 
+    In a pack, all columns are on the device of the model, except the mask, which stays on the CPU.
+
     Example: two sampled tokens of a good episode with `masks` text. The grammar allowed only one text at the second.
 
         sampled_logprob_N    [-0.3, -1.2]
@@ -73,12 +75,21 @@ class TokenColumns:
         """Concatenate the columns of several examples."""
         found: dict[str, Any] = {}
         for name, column in parts[0].named().items():
-            found[name] = None if column is None else torch.cat([getattr(part, name) for part in parts]).to(device)
+            whole = None if column is None else torch.cat([getattr(part, name) for part in parts])
+            stays = whole is None or name == "carries_loss_N"
+            found[name] = whole if stays else whole.to(device, non_blocking=True)
         return cls(**found)
 
-    def chosen(self, chosen_N: Tensor) -> TokenColumns:
-        """Select the columns of the tokens in `chosen_N`."""
-        return replace(self, **{name: c[chosen_N] for name, c in self.named().items() if c is not None})
+    @property
+    def learned_N(self) -> Tensor:
+        """The indices of the tokens that carry loss. They are found on the CPU, so no one waits for a GPU."""
+        return self.carries_loss_N.nonzero().squeeze(1).to(self.old_logprob_N.device, non_blocking=True)
+
+    def learned(self) -> TokenColumns:
+        """Select the columns of the tokens that carry loss."""
+        learned_N, carries_N = self.learned_N, self.carries_loss_N
+        columns = {name: column for name, column in self.named().items() if column is not None}
+        return replace(self, **{name: c[carries_N if c is carries_N else learned_N] for name, c in columns.items()})
 
     def named(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -104,9 +115,9 @@ def policy_outcome(
     kl_coefficient: float,
 ) -> Outcome:
     """Compute the objective over those scored tokens that carry loss."""
-    carries_N = columns.carries_loss_N
-    logprob_N, weight_N, columns = scores.logprob_N[carries_N], weight_N[carries_N], columns.chosen(carries_N)
-    loss_N, parts = _policy_loss(logprob_N, columns, sequence_N[carries_N], algorithm)
+    learned_N = columns.learned_N
+    logprob_N, weight_N, columns = scores.logprob_N[learned_N], weight_N[learned_N], columns.learned()
+    loss_N, parts = _policy_loss(logprob_N, columns, sequence_N[learned_N], algorithm)
     parts = {"policy_loss": loss_N.detach() * weight_N} | parts
     if columns.reference_logprob_N is not None:
         kl_N = divergence(logprob_N, columns.reference_logprob_N, algorithm.kl.estimator)
@@ -115,9 +126,9 @@ def policy_outcome(
             loss_N = loss_N + kl_coefficient * kl_N
             parts["kl_loss"] = kl_coefficient * kl_N.detach() * weight_N
     if algorithm.entropy > 0:
-        loss_N = loss_N - algorithm.entropy * scores.entropy_N[carries_N]
+        loss_N = loss_N - algorithm.entropy * scores.entropy_N[learned_N]
     if scores.value_N is not None and columns.old_value_N is not None and columns.return_N is not None:
-        value_N = scores.value_N[carries_N]
+        value_N = scores.value_N[learned_N]
         own_N = value_loss(value_N, columns.old_value_N, columns.return_N, clip=_VALUE_CLIP)
         loss_N = loss_N + _VALUE_WEIGHT * own_N
         parts |= {"value_loss": own_N.detach() * weight_N, "value": value_N.detach()}
