@@ -937,9 +937,9 @@ class RunConfig(Section):
     @classmethod
     def _skyrl_clips_gradients_itself(cls, given: Any) -> Any:
         """With engine skyrl, the default of learner.max_grad_norm is null: the value of the server's configuration."""
-        settings = cast("dict[str, Any]", dict(given) if isinstance(given, Mapping) else {})
-        if settings.get("engine") != "skyrl":
-            return given
+        if not isinstance(given, Mapping) or cast("Mapping[str, Any]", given).get("engine") != "skyrl":
+            return cast("Any", given)
+        settings = dict(cast("Mapping[str, Any]", given))
         learner: Any = settings.get("learner", {})
         if isinstance(learner, LearnerConfig) and "max_grad_norm" not in learner.model_fields_set:
             settings["learner"] = learner.model_copy(update={"max_grad_norm": None})

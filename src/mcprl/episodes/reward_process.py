@@ -96,10 +96,9 @@ class _Process:
         except UserCodeError as error:
             self._say(call=number, error=error.what)
         else:
-            grades: Any = value
             if not says:
-                grades = [float(grade) for grade in grades] if isinstance(grades, list) else float(grades)
-            self._say(call=number, value=grades)
+                value = [*map(float, cast("list[float]", value))] if isinstance(value, list) else float(value)
+            self._say(call=number, value=value)
 
     def _take_probed(self, number: int, seen: Observation | str) -> None:
         future = self._probed[number]

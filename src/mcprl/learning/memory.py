@@ -103,7 +103,7 @@ class _LiveBytes(TorchDispatchMode):
     """Counts the bytes of all storages that are alive, now and at the peak."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.now = self.peak = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 

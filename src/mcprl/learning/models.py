@@ -150,7 +150,7 @@ def load_policy(config: RunConfig, device: torch.device, *, base: Any = None) ->
         resolved.target_modules = sorted(resolved.target_modules)
         for layer in model.modules():
             if isinstance(layer, BaseTunerLayer):
-                layer.cast_input_dtype_enabled = False  # autocast casts the adapter instead
+                setattr(layer, "cast_input_dtype_enabled", False)  # noqa: B010 - not typed; autocast casts the adapter
         if config.model.adapter is not None:
             _take_over(model, config.model.adapter)
     policy = Policy(model, critic=algorithm.has_critic, entropy_gradient=algorithm.entropy > 0, autocast=autocast).to(

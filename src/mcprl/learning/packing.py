@@ -379,7 +379,8 @@ def block_numbers(device: torch.device) -> int:
     """Return how many logits the head computes at once on a device."""
     if device.type != "cuda":
         return _BLOCK_NUMBERS
-    return torch.cuda.get_device_properties(device).total_memory // _DEVICE_BYTES_PER_NUMBER
+    _, total_bytes = torch.cuda.mem_get_info(device)
+    return total_bytes // _DEVICE_BYTES_PER_NUMBER
 
 
 class TokenScorer(nn.Module):

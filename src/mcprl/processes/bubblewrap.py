@@ -96,7 +96,7 @@ def assembled(program: Sequence[Instruction]) -> bytes:
 
 
 def denying_filter(machine: str) -> bytes:
-    """Return a filter for programs of others. It denies a few calls that no server needs, and allows all others."""
+    """Return a filter for third-party programs. It denies a few calls that no server needs, and allows all others."""
     program = filter_head(machine)
     for number in numbers(_DENIED, machine).values():
         program += [Instruction(Operation.EQUAL, number, 0, 1), Instruction(Operation.RETURN, DENY)]

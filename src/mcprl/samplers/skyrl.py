@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from mcprl.errors import EngineLostError, SamplerLostError, UnfitEngineError
 from mcprl.records import FinishReason, Weights
@@ -26,8 +26,7 @@ class SkyrlSampler(AlwaysOpen):
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(self._model)  # pyright: ignore[reportUnknownMemberType]
-        return tokenizer
+        return cast("Any", AutoTokenizer.from_pretrained(self._model))  # pyright: ignore[reportUnknownMemberType]
 
     async def sample(self, request: SampleRequest) -> Completion:
         if request.grammar is not None:

@@ -12,9 +12,9 @@ from typing import cast
 from mcprl.checks.health import Health
 from mcprl.config import RunConfig
 from mcprl.episodes import Collector, Demonstrator, require_solutions
-from mcprl.episodes.stage import open_stage
+from mcprl.episodes.stage import Stage, open_stage
 from mcprl.learning import open_learner
-from mcprl.learning.learner import OnGpu
+from mcprl.learning.learner import Learner, OnGpu
 from mcprl.placement import gpu_memories, place
 from mcprl.processes import require_linux
 from mcprl.progress import Watcher
@@ -66,12 +66,7 @@ async def open_run(
             resume_point = replace(resume_point, journal_fits=False)
         examples = await open_examples(config, folder.examples, stage, tasks, held_out, watcher) if config.sft else None
         watcher.stage("loading the learner")
-        in_turns = place(config, len(gpu_memories())).in_turns
-        if in_turns:
-            await stage.sampler.sleep()
-        learner = await stack.enter_async_context(
-            open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
-        )
+        learner, turns = await _open_learner(config, folder, stage, stack)
         deals = _open_deals(resume_point, tasks)
         collector, clock = stage.collector(config, journal), StepClock()
         run = Run(
@@ -95,13 +90,25 @@ async def open_run(
             kl_coefficient=config.algorithm.kl.coefficient,
             weights=Weights(version=0, adapter=config.model.adapter),
             examples=examples,
-            turns=GpuTurns(stage.sampler, cast("OnGpu", learner)) if in_turns else None,
+            turns=turns,
         )
         stack.push_async_callback(run.pipeline.close)
         watcher.stage(await _forecast(run))
         if resume_point is not None:
             await _restore(run, resume_point)
         yield run
+
+
+async def _open_learner(
+    config: RunConfig, folder: RunFolder, stage: Stage, stack: AsyncExitStack
+) -> tuple[Learner, GpuTurns | None]:
+    """Open the learner. If it uses the GPUs of the sampler, the sampler sleeps from now on."""
+    in_turns = place(config, len(gpu_memories())).in_turns
+    if in_turns:
+        await stage.sampler.sleep()
+    opening = open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
+    learner = await stack.enter_async_context(opening)
+    return learner, GpuTurns(stage.sampler, cast("OnGpu", learner)) if in_turns else None
 
 
 def _open_deals(resume_point: ResumePoint | None, tasks: Sequence[Task]) -> Mapping[int, Deal]:

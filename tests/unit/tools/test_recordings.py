@@ -153,7 +153,7 @@ def test_a_structured_answer_is_its_json_and_an_object_with_other_keys_is_the_an
         ([{"role": "assistant", "content": "<tool_call>{oops}</tool_call>"}, tool({"content": ""})], "is not JSON"),
         ([{"role": "assistant", "content": '<tool_call>{"name": "a"'}, tool({"content": ""})], "no closing"),
         ([{"role": "assistant", "content": "<tool_call>[]</tool_call>"}, tool({"content": ""})], "is not an object"),
-        ([assistant(("", {})), tool({"content": ""})], "has no name"),
+        ([assistant(("", {})), tool({"content": ""})], "does not name a tool"),
         ([assistant(("a", [])), tool({"content": ""})], "arguments are not an object"),
         ([assistant(("a", {"x": float("nan")})), tool({"content": ""})], "NaN is not a JSON number"),
         ([assistant(("a", {})), user()], "the call has no answer"),

@@ -75,9 +75,11 @@ class TokenColumns:
         """Concatenate the columns of several examples."""
         found: dict[str, Any] = {}
         for name, column in parts[0].named().items():
-            whole = None if column is None else torch.cat([getattr(part, name) for part in parts])
-            stays = whole is None or name == "carries_loss_N"
-            found[name] = whole if stays else whole.to(device, non_blocking=True)
+            if column is None:
+                found[name] = None
+                continue
+            whole = torch.cat([getattr(part, name) for part in parts])
+            found[name] = whole if name == "carries_loss_N" else whole.to(device, non_blocking=True)
         return cls(**found)
 
     @property

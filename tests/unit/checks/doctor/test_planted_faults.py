@@ -952,8 +952,8 @@ OUTSIDE = "what has to be repaired is outside of mcprl: a server, a machine, a n
 OURS = "it is a fault of mcprl, and the advice is to report it"
 NOT_FOLLOWED = {
     **dict.fromkeys(("E-TOOL-013", "E-TOOL-014", "E-TOOL-015", "E-SAND-001", "E-SAND-010", "E-SAMP-010"), OUTSIDE),
-    **dict.fromkeys(("E-SAMP-011", "E-EPIS-010", "E-EPIS-011", "E-EPIS-012", "E-LEARN-010", "E-ENG-010"), OUTSIDE),
-    **dict.fromkeys(("E-ENG-011", "E-WORK-010", "E-WORK-011", "E-RUN-011"), OUTSIDE),
+    **dict.fromkeys(("E-SAMP-011", "E-EPIS-010", "E-EPIS-011", "E-EPIS-012", "E-EPIS-014", "E-LEARN-010"), OUTSIDE),
+    **dict.fromkeys(("E-ENG-010", "E-ENG-011", "E-WORK-010", "E-WORK-011", "E-RUN-011"), OUTSIDE),
     **dict.fromkeys(("E-SAMP-001", "E-SAMP-002", "E-LEARN-001"), OURS),
 }
 
