@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from mcprl.runs.trajectories import read_trajectories
+
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHORT = ("compare_and_export", "from_python", "own_code")
+SHORT = ("compare_and_export", "conversation", "from_python", "own_code")
 MOST_LINES = 60
 
 
@@ -45,12 +47,14 @@ def test_python_without_yaml_trains_and_evaluates(tiny_qwen3, tmp_path):
 
 
 class LargeModel(BaseHTTPRequestHandler):
-    """Looks the person up, and answers with what the tool said."""
+    """Looks the person up, and answers with what the tool said. As a user, wants Hiro's time zone."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         last, message = asked["messages"][-1], {"role": "assistant", "content": None}
-        if last["role"] == "tool":
+        if "tools" not in asked:
+            message["content"] = "DONE" if "Asia/Tokyo" in last["content"] else "I mean Hiro's."
+        elif last["role"] == "tool":
             message["content"] = last["content"]
         else:
             name = last["content"].split("'s")[0].split()[-1]
@@ -74,6 +78,19 @@ def large_model() -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
+
+
+def test_conversations_with_three_kinds_of_users_are_played(large_model, tmp_path):
+    folder = shutil.copytree(EXAMPLES / "conversation", tmp_path / "conversation")
+    recipe = str(folder / "recipe.yaml")
+    lines = run_in(folder, "mcprl", "tasks", "validate", "tasks.jsonl", "--recipe", recipe, "--gold")
+    assert "2 of 2 solutions score 1.0; 1 tasks have no solution that can be run" in " ".join(" ".join(lines).split())
+    player = ("--endpoint", large_model, "--model", "large", "--set", f"tasks.user.url={large_model}")
+    run_in(folder, "mcprl", "eval", recipe, *player, "--tasks", "tasks.jsonl", "--out", "outputs/played")
+    played = json.loads((folder / "outputs" / "played" / "results.json").read_text())
+    assert played["figures"]["success"]["value"] == 1.0
+    (vague,) = (t for t in read_trajectories(folder / "outputs/played/trajectories.parquet") if t.task_id == "vague")
+    assert [turn.follow_up[0]["content"] for turn in vague.turns if turn.follow_up] == ["I mean Ana's."]
 
 
 def test_a_large_model_and_a_small_one_are_compared_and_the_small_one_exported(root, tiny_qwen3, large_model, tmp_path):

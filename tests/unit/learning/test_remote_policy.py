@@ -22,6 +22,7 @@ from mcprl.records import Batch, Readings
 from mcprl.skyrl.client import AdamStep, ScoredRow
 from mcprl.skyrl.engine import SkyrlEngine
 
+OWN = Path(__file__).parents[3] / "examples" / "own_code" / "learning.py"
 OBJECTIVES = {
     "ppo": {},
     "gspo": {"loss": "gspo"},
@@ -31,6 +32,7 @@ OBJECTIVES = {
     "gate": {"ratio_gate": [0.2, 5.0]},
     "recomputed": {"old_logprobs": "recomputed"},
     "kl in the loss": {"kl": {"coefficient": 0.3, "reference": "base"}},
+    "own": {"loss": f"{OWN}:sapo", "advantages": f"{OWN}:above_the_median"},
 }
 
 
