@@ -70,6 +70,13 @@ def test_the_error_says_what_was_spent_and_which_setting_to_raise(settings, spen
     assert f"raise {setting}," in caught.value.fix
 
 
+@pytest.mark.parametrize("setting", ["calls", "usd"])
+def test_a_raised_budget_allows_the_call_that_was_refused(setting):
+    enough = {"calls": 2, "usd": 0.2, "usd_per_call": 0.1}
+    assert calls_made(BudgetSettings(**enough | {setting: enough[setting] / 2})) == 1
+    assert calls_made(BudgetSettings(**enough)) == 2
+
+
 def test_a_call_that_was_not_made_gives_back_what_it_cost_and_no_more():
     budget = Budget("fmp", BudgetSettings(calls=2, usd=0.2, usd_per_call=0.1))
     budget.spend()
