@@ -112,6 +112,12 @@ def test_calls_out_of_order_count_once_if_the_order_matters_and_fully_if_it_does
     assert (in_any["calls"], in_any["arguments"]) == (1.0, 1.0)
 
 
+def test_the_better_of_two_calls_of_one_tool_is_the_one_that_counts():
+    goal = Goal(calls=(ExpectedCall(tool="a", arguments={"x": 1, "y": 2}),))
+    found = parts(goal, worked(call("a", x=0), call("a", x=1, y=2), call("a", x=1)))
+    assert (found["calls"], found["arguments"]) == (1.0, 1.0)
+
+
 def test_arguments_not_asked_for_are_free_and_missing_ones_are_not_right():
     goal = Goal(calls=(ExpectedCall(tool="a", arguments={"x": None, "y": 2}),))
     assert parts(goal, worked(call("a", y=2, z=9)))["arguments"] == 0.5
