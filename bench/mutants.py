@@ -227,6 +227,12 @@ class Tracer:
         self.store = store.open("a")
         self.failed: set[str] = set()
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """No test is imported yet. Further examples of a property seldom run further lines, and tracing is slow."""
+        settings.register_profile("traced", settings.get_profile("gate"), max_examples=5)
+        settings.load_profile("traced")
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         functions: dict[str, list[pytest.Item]] = defaultdict(list)
