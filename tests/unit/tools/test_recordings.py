@@ -302,11 +302,8 @@ def test_every_call_of_the_real_logs_is_read(name, calls):
 @pytest.mark.parametrize(
     ("content", "advice"),
     [
-        *(
-            (content, "a JSON list of rows, or one row per line")
-            for content in (b"{", b"no json", b"[1, 2", b"\xff\xfe\x00")
-        ),
-        (None, "pass files of recorded conversations"),
+        *((text, "a JSON list of rows, or one row per line") for text in (b"{", b"no JSON", b"[1, 2")),
+        *((content, "pass files of recorded conversations") for content in (b"\xff\xfe\x00", None)),
     ],
 )
 def test_following_the_advice_about_recorded_files_makes_them_readable(tmp_path, content, advice):
