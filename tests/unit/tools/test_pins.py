@@ -99,21 +99,6 @@ def test_the_error_names_what_was_added_removed_and_changed_with_a_diff_and_the_
     assert rest[-1].endswith("Fix: review the changes, then run `mcprl tools pin` and start again.")
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(FIND, parameters={**FIND.parameters, "required": []}),
-        replace(FIND, output_schema={"type": "object"}),
-        replace(FIND, read_only=False),
-        replace(FIND, idempotent=True),
-        replace(FIND, description=FIND.description + " "),
-    ],
-)
-def test_every_field_counts(other):
-    error = changed([FIND], [other])
-    assert "changed 'find_person'" in str(error)
-
-
 def test_a_server_that_the_pin_file_leaves_out_has_no_reviewed_tool():
     assert "added 'find_person', 'list_people'" in str(changed((), [FIND, LIST]))
 
@@ -157,15 +142,6 @@ def test_lists_differ_exactly_where_their_hashes_do_and_a_difference_is_always_s
         assert len(diff.lines) >= 4 * len(names)
 
 
-@given(definitions, st.text(min_size=1, max_size=3), st.integers(0, 300))
-def test_any_change_of_a_description_is_seen_in_the_lines(tool, inserted, place):
-    at = min(place, len(tool.description))
-    other = replace(tool, description=tool.description[:at] + inserted + tool.description[at:])
-    diff = compare_tools([tool], [other])
-    assert diff is not None
-    assert any(line.startswith("-") for line in diff.lines[2:]) or any(line.startswith("+") for line in diff.lines[2:])
-
-
 @given(st.dictionaries(st.text(max_size=5), st.tuples(st.text(max_size=5), st.lists(definitions, max_size=3))))
 def test_what_was_written_is_read_back(tmp_path_factory, servers):
     path = tmp_path_factory.mktemp("pins") / "pins.json"
@@ -186,7 +162,7 @@ def test_the_same_tools_give_the_same_file_whatever_the_order(tmp_path):
 
 
 def test_the_file_is_readable_and_its_hashes_are_those_of_the_definitions(tmp_path):
-    path = tmp_path / "folder" / "pins.json"
+    path = tmp_path / "new" / "folder" / "pins.json"
     write_pins(path, {"directory": ("2.1", [replace(FIND, description="Stadt — 市\u200b")])})
     text = path.read_text(encoding="utf-8")
     assert '"description": "Stadt — 市\\u200b"' in text
