@@ -836,8 +836,6 @@ class ServersConfig(Section):
 
     file: FilePath | None = None
     """mcpServers file, in the JSON format used by MCP clients; not needed for replay."""
-    pins: FilePath | None = None
-    """File written by `mcprl tools pin`; the run stops if the tools differ from it."""
     cassette: FilePath | None = None
     """SQLite file of recorded calls."""
     cassette_mode: CassetteMode = "live"

@@ -159,6 +159,7 @@ CHANGED_SETTINGS = {
         "delete it: it favored short episodes; use training.max_staleness, which overlaps slow episodes with updates"
     ),
     "servers.settings.NAME.spares": "delete it: with isolation per_episode, two spare servers are always kept ready",
+    "servers.pins": "delete it: a run stops if a server changes its tools, and a resumed run compares them",
     "servers.env_file": "delete it, and write the keys to .env in the folder where mcprl is started, or export them",
     "servers.settings.NAME.start_deadline_s": "delete it: a server has 120 seconds to start",
     "servers.settings.NAME.retry": "write attempts: 3 instead of retry: {attempts: 3}; delays can no longer be set",
