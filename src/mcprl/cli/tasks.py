@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,6 @@ from mcprl.cli.printing import plain_table, words
 if TYPE_CHECKING:
     from mcprl.config import EpisodesConfig, RewardsConfig, RunConfig
     from mcprl.episodes.demonstrations import Trial
-    from mcprl.goals import ExpectedText
     from mcprl.records import Task
     from mcprl.tasks.validation import Report
     from mcprl.tools import ServerSpec, Tool, Toolbox
@@ -138,53 +137,14 @@ def print_task_list(console: Console, tasks: Iterable[Task]) -> None:
 
 
 def print_task(console: Console, task: Task) -> None:
-    """Print a task with its solution."""
-    goal = task.goal
-    turns = [f"at most {task.max_turns} turns"] if task.max_turns else []
-    facts = " · ".join([task.difficulty, *turns, *([task.world] if task.world else [])])
-    console.print(_words(task.id, "bold") + _words(f"  {facts}", "dim"))
-    for message in task.prompt:
-        console.print(_words(f"{message['role']}: ", "bold") + _words(message["content"]), soft_wrap=True)
-    states = [f"{_call(state.tool, state.arguments)} returns {_all_of(state.texts)}" for state in goal.state]
-    in_order = "in any order" if goal.in_any_order else "in this order"
-    if goal.call_sets:
-        in_order += f", except within sets of {', '.join(map(str, goal.call_sets))}"
-    parts = {
-        "tools": [", ".join(task.tools) if task.tools is not None else "all tools of the servers"],
-        "answer": [_all_of([goal.answer])] if goal.answer is not None else [],
-        f"required calls, {in_order}": [_call(call.tool, call.arguments) for call in goal.calls],
-        "minimum number of successful calls": [f"{goal.min_calls}"] if goal.min_calls else [],
-        "afterwards": states,
-        "written": [_call(write.tool, {**write.arguments, **write.texts}) for write in goal.writes],
-        "rubric": [goal.rubric] if goal.rubric else [],
-        "check": [goal.check.function] if goal.check else [],
-        "setup": [_call(call.name, call.arguments) for call in task.setup],
-        "then the user says": [
-            message["content"] + (f" (and offers {', '.join(each.tools)})" if each.tools else "")
-            for each in task.follow_ups
-            for message in each.messages
-        ],
-        "simulated user": [task.user.function or task.user.instructions or ""] if task.user else [],
-        "solution": [
-            line
-            for part in task.solutions
-            for line in (*(_call(c.name, c.arguments) for c in part.calls), f"answer: {part.answer}")
-        ],
-    }
-    for name, lines in parts.items():
-        if lines:
-            console.print(
-                _words(f"{name}:", "bold"), *(_words(f"  {line}") for line in lines), sep="\n", soft_wrap=True
-            )
+    """Print a task with its solution, as YAML with the fields of a task file."""
+    import yaml
 
+    from mcprl.tasks.formats import line_of
 
-def _call(tool: str, arguments: Mapping[str, Any]) -> str:
-    written = ((name, json.dumps(value, ensure_ascii=False, default=repr)) for name, value in arguments.items())
-    return f"{tool}({', '.join(f'{name}={value}' for name, value in written)})"
-
-
-def _all_of(texts: Iterable[ExpectedText]) -> str:
-    return ", ".join(map(repr, texts))
+    line = json.loads(json.dumps(line_of(task)))
+    text = yaml.safe_dump(line, sort_keys=False, allow_unicode=True, width=console.width)
+    console.print(_words(text.rstrip()), soft_wrap=True)
 
 
 def _question(task: Task) -> str:
