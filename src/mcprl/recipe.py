@@ -195,6 +195,7 @@ CHANGED_SETTINGS = {
     ),
     "training.pipeline": "set training.max_staleness: 0 for sync, 1 for async",
     "training.shutdown_s": "delete it: a run that is asked to stop saves its state and ends within 10 seconds",
+    "tracking.opentelemetry": "delete it, or set tracking.tracker to a tracker of your own that sends spans",
     "tracking.flush_s": "delete it: trackers have 60 seconds after the run's end",
     "tracking.wandb.entity": "write tracking.wandb.project as entity/project",
     "tracking.wandb.mode": "delete it, and set WANDB_MODE=offline in the environment or the key file",

@@ -84,7 +84,6 @@ OWNERS = {
     "wandb": ("tracking/wandb.py",),
     "weave": ("tracking/weave.py",),
     "tensorboard": ("tracking/tensorboard.py",),
-    "opentelemetry": ("tracking/opentelemetry.py",),
     "bfcl_eval": ("mcprl_suites/",),
 }
 

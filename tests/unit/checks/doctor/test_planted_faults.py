@@ -636,9 +636,10 @@ def budget_that_ends_before_the_run(patient, monkeypatch):
     patient.set("servers.settings.people.budget.calls", 3)
 
 
-@fault("trackers", WARN, "http://127.0.0.1:9/v1/traces does not answer", "start the tracker, correct its address")
+@fault("trackers", WARN, "http://127.0.0.1:9 does not answer", "start the tracker, correct its address")
 def tracker_that_is_down(patient, monkeypatch):
-    patient.set("tracking.opentelemetry.endpoint", "http://127.0.0.1:9/v1/traces")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    patient.set("tracking.weave.project", "e/p")
 
 
 # ---- the advice, followed --------------------------------------------------------------------------------------------
@@ -835,7 +836,7 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
         serves(shown={"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer key"}}),
         serves(shown=server(tool("other"))),
     ),
-    "tracker-that-is-down": (sets(tracking__opentelemetry=None),),
+    "tracker-that-is-down": (sets(tracking__weave=None),),
 }
 
 # Faults of the audit against the user's documents: "doctor says ready and should not", and sick results.
