@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from mcprl.cli.commands import Commands
+from mcprl.cli.commands import Commands, Group
 from mcprl.cli.options import AsJson
 from mcprl.cli.printing import plain_table, words
+from mcprl.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from mcprl.config import EpisodesConfig, RewardsConfig, RunConfig
@@ -168,7 +169,22 @@ _WORLD = re.compile(r"market-(\d+)")
 # Used if no task names a world. The tools are the same in every world.
 _ANY_WORLD = 7
 
-app = Commands("Check, create and inspect task files.")
+_EXTRAS = {"generate": "market", "import": "synthesis", "synthesize": "synthesis"}
+
+
+class _Tasks(Group):
+    """Names the extra of a command that is not installed."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in _EXTRAS:
+            raise MissingExtraError(
+                f"`mcprl tasks {cmd_name}` is not installed", fix=f"pip install 'mcprl[{_EXTRAS[cmd_name]}]'"
+            )
+        return command
+
+
+app = Commands("Check, create and inspect task files.", _Tasks)
 
 _TaskFile = Annotated[Path, typer.Argument(metavar="FILE", help="Task file: JSONL, or rows in SkyRL's format.")]
 
@@ -234,43 +250,6 @@ def show_task(
         print_task_list(console, load_tasks(file))
     else:
         print_task(console, choose_task(file, task_id))
-
-
-@app.command("import")
-def import_tasks(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one per line.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the project, new or empty.")],
-    model: Annotated[
-        str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
-    ] = None,
-) -> None:
-    """Create a project from recorded conversations: tasks with proven checks, a cassette, demonstrations, a recipe."""
-    from mcprl.scaffold import DEFAULT_MODEL
-    from mcprl.scaffold.recorded import import_project
-
-    console = Console(highlight=False)
-    with Console(stderr=True, highlight=False).status("deriving and proving checks …"):
-        project = import_project(files, out, DEFAULT_MODEL if model is None else model)
-    figures = project.to_json()
-    checks = ", ".join(f"{kind} {number}" for kind, number in figures["checks"].items())
-    worlds = plain_table("tool", "answered by")
-    for name, world in project.worlds.items():
-        worlds.add_row(_words(name), world)
-    console.print(worlds, "")
-    for line in (
-        f"{figures['rows']} rows: {figures['usable']} usable, {figures['proven']} with proven checks ({checks})",
-        f"{figures['train']} training tasks, {figures['validation']} validation tasks, "
-        f"{figures['demonstrations']} demonstrations; {out / 'report.md'} explains each row",
-        *(
-            [f"{len(project.unreadable)} parts of the files cannot be read; report.md lists them"]
-            if project.unreadable
-            else ()
-        ),
-        f"next: mcprl doctor {out / 'recipe.yaml'} --fast",
-    ):
-        console.print(_words(line), soft_wrap=True)
 
 
 @app.command("schema")

@@ -22,7 +22,7 @@ from mcprl.records import Observation, ToolCall
 from mcprl.tools import connection
 from mcprl.tools.arguments import ArgumentCheck
 from mcprl.tools.calls import Instead, Pipeline, Route, open_route
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool, ToolDefinition, compile_checks, is_offered, matches
 from mcprl.tools.connection import Answer, CallableServer, ServerConnection, shortened
 from mcprl.tools.limits import LimitsService

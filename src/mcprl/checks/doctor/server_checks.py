@@ -27,7 +27,7 @@ from mcprl.errors import (
 )
 from mcprl.records import Observation, Task, ToolCall
 from mcprl.tools import Catalog, ServerSpec, Tool, Toolbox, load_specs, open_toolbox
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 from mcprl.tools.keys import load_keys
 from mcprl.tools.specs import PORT
 
