@@ -258,9 +258,10 @@ class RewardFunctions:
                 f"{place}: importing your functions took longer than {_START_S:g} s", fix="make the import faster"
             ) from None
         if loaded is None or "error" in loaded:
-            ended = f"the process of your functions ended while it imported them; see {child.log}"
             await self._stop()
-            raise UserCodeError(ended if loaded is None else loaded["error"], fix="correct the code at this line")
+            ended = f"the process of your functions ended while it imported them; see {child.log}"
+            reply = loaded or {"error": ended, "fix": "correct the code that ends the process"}
+            raise UserCodeError(reply["error"], fix=reply["fix"])
         self._per = loaded["per"]
         self._reader = asyncio.create_task(self._read(reader, child))
 

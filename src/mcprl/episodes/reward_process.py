@@ -61,7 +61,7 @@ class _Process:
                 function = load_function(reference, setting)
                 self._functions[name] = (reference, function)
         except UserCodeError as error:
-            self._say(error=error.what)
+            self._say(error=error.what, fix=error.fix)
         else:
             self._say(per={name: _per(function) for name, (_, function) in self._functions.items()})
 

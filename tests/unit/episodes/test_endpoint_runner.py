@@ -196,6 +196,9 @@ async def test_a_conversation_that_grows_too_long_ends_at_the_context_limit():
         trajectory = await play(runner)
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.CONTEXT_LIMIT, 1)
     assert [body["max_tokens"] for _, body in at.requests] == [60, 55]
+    async with playing(turn(None, call("echo", {"text": "x"}), usage=(95, 5)), config=config) as (runner, at, _):
+        assert (await play(runner)).stop is StopReason.CONTEXT_LIMIT
+    assert len(at.requests) == 1  # there is no room for another turn
     words = json.dumps({"error": {"message": "This model's maximum context length is 100 tokens."}})
     async with playing(calling, response("400 Bad", words), config=config) as (runner, _, _):
         assert (await play(runner)).stop is StopReason.CONTEXT_LIMIT

@@ -76,7 +76,7 @@ OWNERS = {
     "deepspeed": ("learning/sharding.py",),
     "peft": ("learning/", "samplers/transformers.py"),
     "accelerate": ("learning/", "samplers/transformers.py"),
-    "transformers": ("chat/", "grammar/masks.py", "learning/", "samplers/transformers.py", "skyrl/serve.py"),
+    "transformers": ("chat/", "grammar/masks.py", "learning/", "samplers/", "skyrl/serve.py"),
     "renderers": ("chat/", "grammar/calls.py"),
     "xgrammar": ("grammar/masks.py",),
     "duckdb": ("mcprl_dashboard/",),

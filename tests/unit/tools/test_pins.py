@@ -90,21 +90,6 @@ def test_the_error_names_what_was_added_removed_and_changed_with_a_diff_and_the_
     assert rest[-1].endswith("then start or resume the run.")
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(FIND, parameters={**FIND.parameters, "required": []}),
-        replace(FIND, output_schema={"type": "object"}),
-        replace(FIND, read_only=False),
-        replace(FIND, idempotent=True),
-        replace(FIND, description=FIND.description + " "),
-    ],
-)
-def test_every_field_counts(other):
-    error = changed([FIND], [other])
-    assert "changed 'find_person'" in str(error)
-
-
 def test_a_tool_listed_twice_is_no_tool_listed_once():
     assert "changed 'list_people'" in str(changed([LIST], [LIST, LIST]))
 
@@ -139,14 +124,4 @@ def test_lists_differ_exactly_where_their_hashes_do_and_a_difference_is_always_s
         pinned.check(listed)
         return
     lines = str(changed(first, listed)).splitlines()
-    assert any(line.startswith(("-", "+")) and not line.startswith(("---", "+++")) for line in lines)
-
-
-@given(definitions, st.text(min_size=1, max_size=3), st.integers(0, 300))
-def test_any_change_of_a_description_is_seen_in_the_lines(tool, inserted, place):
-    at = min(place, len(tool.description))
-    other = replace(tool, description=tool.description[:at] + inserted + tool.description[at:])
-    if other == tool:
-        return
-    lines = str(changed([tool], [other])).splitlines()
     assert any(line.startswith(("-", "+")) and not line.startswith(("---", "+++")) for line in lines)
