@@ -56,7 +56,7 @@ SECTIONS = {
     },
     "Tasks and tools": {
         "tasks": "Check, create and inspect task files.",
-        "tools": "List, call and pin tools.",
+        "tools": "List and call tools.",
         "serve": "Serve tools over stdio, or over HTTP at /mcp.",
     },
     "Reference": {"config": "Look up settings.", "explain": "Explain an error code: causes and fixes."},
