@@ -41,7 +41,6 @@ __all__ = [
     "KlConfig",
     "LearnerConfig",
     "ModelConfig",
-    "OpenTelemetryConfig",
     "RateSettings",
     "RewardsConfig",
     "RunConfig",
@@ -840,8 +839,6 @@ class ServersConfig(Section):
 
     file: FilePath | None = None
     """mcpServers file, in the JSON format used by MCP clients; not needed for replay."""
-    pins: FilePath | None = None
-    """File written by `mcprl tools pin`; the run stops if the tools differ from it."""
     cassette: FilePath | None = None
     """SQLite file of recorded calls."""
     cassette_mode: CassetteMode = "live"
@@ -877,13 +874,6 @@ class WeaveConfig(Section):
     """Weave project: entity/project, or project alone."""
 
 
-class OpenTelemetryConfig(Section):
-    """OpenTelemetry: spans of episodes, turns and calls, sent as OTLP over HTTP."""
-
-    endpoint: _HttpUrl
-    """URL of the collector for traces, such as http://127.0.0.1:4318/v1/traces."""
-
-
 class TrackingConfig(Section):
     """Trackers of a run, in addition to its folder. A tracker that is down neither slows nor stops the run."""
 
@@ -895,13 +885,11 @@ class TrackingConfig(Section):
     """Weights & Biases; null: off."""
     weave: WeaveConfig | None = None
     """Weave; null: off."""
-    opentelemetry: OpenTelemetryConfig | None = None
-    """OpenTelemetry; null: off."""
 
     @property
     def named(self) -> list[str]:
         """Return the names of the enabled trackers. Their settings, extras and processes have the same names."""
-        return [name for name in ("wandb", "weave", "tensorboard", "opentelemetry", "tracker") if getattr(self, name)]
+        return [name for name in ("wandb", "weave", "tensorboard", "tracker") if getattr(self, name)]
 
 
 class RunConfig(Section):

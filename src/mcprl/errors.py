@@ -350,12 +350,13 @@ class BadToolSchemaError(ConfigurationError, code="E-TOOL-005"):
 
 
 class ToolsChangedError(ConfigurationError, code="E-TOOL-006"):
-    """A server's tools, their descriptions or schemas differ from those pinned: the policy would be misled.
+    """A server's tools, their descriptions or schemas changed during the run: the policy would be misled.
 
-    Causes: the server was updated; someone changed a description, which the policy reads as an instruction; the pin
-    file belongs to other servers.
-    Fix: review the changes shown in the message; if you accept them, run `mcprl tools pin` and start again.
-    Example: pins.json pins no tools of server 'fmp'. Fix: review the server's tools, then run `mcprl tools pin`.
+    Causes: the server was updated; someone changed a description, which the policy reads as an instruction.
+    Fix: review the changes shown in the message, keep the server from changing while a run is open, then start or
+    resume the run.
+    Example: server 'fmp' changed its tools during the run: changed 'fmp_get_quote'. Fix: keep the server from changing
+    while the run is open; review the changes, then start or resume the run.
     """
 
 

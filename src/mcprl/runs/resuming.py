@@ -32,7 +32,6 @@ _LOCATIONS = frozenset({"model.path", "model.adapter", "tasks.train", "servers.f
 # Settings that change neither the episodes, nor their rewards, nor the weights.
 _WITHOUT_EFFECT_ON_EPISODES = (
     "placement.",
-    "servers.pins",
     "tracking.",
     "training.checkpoint_every",
     "training.keep_checkpoints",
