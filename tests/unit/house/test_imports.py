@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "grammar": BASE | {"chat"},
     "samplers": BASE | {"chat", "grammar"},
     "episodes": BEFORE_EPISODES,
-    "learning": BASE | {"chat", "grammar"},
+    "learning": BASE | {"chat", "grammar", "samplers"},
     # What is on disk is read without torch.
     "runs": BASE | {"tasks", "tools", "episodes"},
     # The doctor plays a sample of episodes as training does, and health is judged while training runs.

@@ -904,7 +904,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "E-TOOL-009": (
         "tools/test_cassette.py::test_following_the_advice_about_a_cassette_makes_it_usable",
         "tools/test_cassette.py::test_a_cassette_is_usable_once_no_other_process_locks_it",
-        "tools/test_recordings.py::test_following_the_advice_about_recorded_files_makes_them_readable",
+        "synthesis/test_recordings.py::test_following_the_advice_about_recorded_files_makes_them_readable",
     ),
     "E-CHAT-001": ("checks/doctor/test_faults_of_models.py::test_a_template_that_rewrites_history_is_found",),
     "E-CHAT-002": (
