@@ -639,6 +639,10 @@ class VllmConfig(Section):
     """Merge each adapter into vLLM's weights, which is much faster on a CPU. Requires model.dtype=float32, because
     bfloat16 would round off most of a small adapter."""
 
+    weight_transfer: Literal["files", "direct"] = "files"
+    """How all weights (learner.tuning=full) reach vLLM. files: each version is a folder; direct: vLLM's weight-transfer
+    API (NCCL, or CUDA IPC if both take turns on a GPU; shared memory on a CPU). Only the last version is written."""
+
     @property
     def cpu_cache_gib(self) -> int:
         """Return the size of the KV cache if vLLM runs on a CPU, which vLLM reads from this variable."""
@@ -977,6 +981,22 @@ class RunConfig(Section):
             raise ValueError(
                 f"sampling.vllm.merge_adapters with model.dtype={self.model.dtype} would round off most of a small "
                 "adapter: set merge_adapters to false, or model.dtype to float32"
+            )
+        return self
+
+    @property
+    def sends_weights(self) -> bool:
+        """Return whether the learner sends all weights to vLLM instead of writing each version to files."""
+        return self.sampling.vllm.weight_transfer == "direct"
+
+    @model_validator(mode="after")
+    def _weights_can_be_sent(self) -> RunConfig:
+        servers, learner = self.placement.sampler, self.learner
+        is_zero3 = learner.processes > 1 and learner.sharding == "zero3"
+        if self.sends_weights and (self.engine != "vllm" or learner.tuning != "full" or servers.urls or is_zero3):
+            raise ValueError(
+                "sampling.vllm.weight_transfer=direct sends all weights to vLLM servers that the run starts: it needs "
+                "engine=vllm, learner.tuning=full, learner.sharding=fsdp2, no placement.sampler.urls; set it to files"
             )
         return self
 

@@ -449,10 +449,11 @@ class NoCheckpointError(ConfigurationError, code="E-RUN-003"):
 class OtherStateError(ConfigurationError, code="E-RUN-004"):
     """A checkpoint was saved with settings that differ from those of the run that loads it.
 
-    Causes: the model, the sharding or the number of processes has changed; a checkpoint from another version of mcprl.
+    Causes: the model, the sharding or, with ZeRO-3, the number of processes has changed; a checkpoint from another
+    version of mcprl.
     Fix: resume with the settings named in the message, or start a new run.
-    Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with fsdp2, but is being loaded by
-    one process. Fix: resume with learner.processes=2 and learner.sharding=fsdp2.
+    Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with zero3, but is being loaded by
+    one process. Fix: resume with learner.processes=2 and learner.sharding=zero3.
     """
 
 

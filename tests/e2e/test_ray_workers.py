@@ -78,6 +78,10 @@ from scale import FACTOR
 @mcprl.reward(per="turn")
 def even(episode):
     return [FACTOR * (turn.calls[0].arguments["number"] % 2 == 0) for turn in episode.turns]
+
+async def asked(episode):
+    seen = await episode.probe("wait", number=episode.calls[0].arguments["number"])
+    return int(seen.text) % 100 / 100
 """
 
 
@@ -89,9 +93,12 @@ def remove(code: Code) -> None:
 async def test_the_code_of_reward_functions_travels_to_workers_that_lack_its_files(cluster, small_qwen3, tmp_path):
     (tmp_path / "rewards.py").write_text(REWARDS)
     (tmp_path / "scale.py").write_text("FACTOR = 0.5\n")
-    function = RewardFunctionConfig(function=f"{tmp_path}/rewards.py:even", weight=1.0)
+    functions = {
+        name: RewardFunctionConfig(function=f"{tmp_path}/rewards.py:{name}", weight=1.0, probes=probes)
+        for name, probes in (("even", ()), ("asked", ("wait",)))
+    }
     config = make_config(tmp_path, workers=1, at_once=4, tool_s=0.0, model=small_qwen3)
-    config = config.model_copy(update={"rewards": RewardsConfig(functions={"even": function})})
+    config = config.model_copy(update={"rewards": RewardsConfig(functions=functions)})
     tasks = make_tasks(8, 3)
     async with open_local(config, tmp_path / "local") as runner:
         expected, _ = await collect(runner, config, tasks)
@@ -100,7 +107,7 @@ async def test_the_code_of_reward_functions_travels_to_workers_that_lack_its_fil
     async with open_workers(config, tmp_path / "logs", code) as workers:
         played, _ = await collect(workers, config, tasks)
     assert by_name(played) == by_name(expected)
-    assert len({trajectory.reward_parts["even"] for trajectory in played}) > 1
+    assert all(len({trajectory.reward_parts[name] for trajectory in played}) > 1 for name in functions)
     assert {trajectory.code for trajectory in played} == {code.digest}
 
 

@@ -197,7 +197,6 @@ def test_every_setting_takes_effect_or_is_refused_by_name(tmp_path, record_prope
         "engine",
         "learner.lora_alpha",
         "learner.lora_rank",
-        "learner.processes",
         "learner.sharding",
         "learner.tuning",
         "model.dtype",
