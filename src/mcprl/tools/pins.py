@@ -33,7 +33,6 @@ class PinnedTools:
     def __init__(self, server: str) -> None:
         self._server = server
         self._first: tuple[ToolDefinition, ...] | None = None
-        self._hashes: list[str] = []
 
     @property
     def definitions(self) -> tuple[ToolDefinition, ...]:
@@ -42,10 +41,11 @@ class PinnedTools:
 
     def check(self, listed: Sequence[ToolDefinition]) -> None:
         """Raise ToolsChangedError if a tool was added, removed or changed. The order of tools does not matter."""
-        hashes = sorted(tool.fingerprint() for tool in listed)
         if self._first is None:
-            self._first, self._hashes = tuple(listed), hashes
-        if hashes == self._hashes:
+            self._first = tuple(listed)
+        if repr(self._first) == repr(tuple(listed)):  # the usual case; unlike ==, it distinguishes 0 and False
+            return
+        if sorted(tool.fingerprint() for tool in self._first) == sorted(tool.fingerprint() for tool in listed):
             return
         before, after = _lines_by_name(self._first), _lines_by_name(listed)
         kinds = {
