@@ -82,11 +82,11 @@ class Reference:
     @torch.no_grad()
     def become_policy(self) -> int:
         """Copy every tensor of the policy to the reference. Return how many tensors then differ, which must be 0."""
-        pairs = self._pairs()
-        for live, kept in pairs.values():
+        # Another process has the weights of a model on the meta device.
+        pairs = [(live, kept) for live, kept in self._pairs().values() if not live.is_meta]
+        for live, kept in pairs:
             kept.copy_(live)
-        loaded = [(live, kept) for live, kept in pairs.values() if not live.is_meta]
-        return sum(not bool((live.to(kept.device) == kept).all()) for live, kept in loaded)
+        return sum(not bool((live.to(kept.device) == kept).all()) for live, kept in pairs)
 
     def state(self) -> State:
         """Return the tensors in use, not copies. The state is empty if the reference is the base model."""

@@ -51,10 +51,10 @@ def test_a_model_without_weights_has_the_tensors_of_the_whole_one(model, tuning,
     for device in ("cpu", "meta"):
         policy = load_policy(config, torch.device(device))
         tensors = dict(policy.named_parameters())
+        assert {tensor.device.type for tensor in tensors.values()} == {device}
         if kl:
             kept = Reference(policy, config.algorithm.kl).copy
             tensors |= dict(policy.named_parameters()) if kept is None else dict(kept.named_parameters())
-        assert {tensor.device.type for tensor in tensors.values()} == {device}
         forms.append([(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors.items()])
     assert forms[0] == forms[1]
 
