@@ -170,11 +170,7 @@ async def synthesize(
     propose = None if writer is None else writer.propose
     found = await explore(world, hints, seed=seed, entities=entities_for(count), propose=propose)
     if not any(found.known.values()):
-        lacking = "; ".join(f"{tool} needs {', '.join(names)}" for tool, names in unreached(world, found).items())
-        raise NoReachableToolError(
-            f"no tool can be called with the known values: {lacking or 'no tool is declared read-only'}",
-            fix="write values into a YAML file, `values: {ARGUMENT: [VALUE, …]}`, and pass it with --hints",
-        )
+        raise _no_tool(world, found)
     effects = await find_effects(world, found, seed)
     composer = Composer(found, world.catalog, seed)
     verifier = Verifier(world, composer, seed, distractors)
@@ -192,6 +188,20 @@ async def synthesize(
         progress("rewording")
         drafts = await reword(drafts, verifier, writer)
     return Synthesis(world=world, found=found, verifier=verifier, drafts=tuple(drafts))
+
+
+def _no_tool(world: World, found: Exploration) -> NoReachableToolError:
+    lacking = "; ".join(f"{tool} needs {', '.join(names)}" for tool, names in unreached(world, found).items())
+    if not lacking:
+        names = ", ".join(tool.name for tool in world.catalog)
+        return NoReachableToolError(
+            f"none of the tools is declared read-only: {names}",
+            fix="name those that only read in a YAML file, `settings: {SERVER: {read_only: [TOOL, …]}}`, for --hints",
+        )
+    return NoReachableToolError(
+        f"no tool can be called with the known values: {lacking}",
+        fix="write values into a YAML file, `values: {ARGUMENT: [VALUE, …]}`, and pass it with --hints",
+    )
 
 
 def _share(drafts: Sequence[Draft], count: int) -> tuple[Draft, ...]:

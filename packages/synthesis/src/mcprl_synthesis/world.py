@@ -90,7 +90,10 @@ class World:
 
     async def __aenter__(self) -> World:
         if {spec.name for spec in self.specs} <= self.cassette.tools().keys():
-            listing = Toolbox((), log_dir=self.log_dir, cassette=self.cassette, cassette_mode="replay")
+            settings = {spec.name: spec.settings for spec in self.specs}
+            listing = Toolbox(
+                (), log_dir=self.log_dir, cassette=self.cassette, cassette_mode="replay", replayed=settings
+            )
         else:
             listing = Toolbox(self.specs, log_dir=self.log_dir)
         async with listing as toolbox:
