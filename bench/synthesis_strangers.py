@@ -109,7 +109,12 @@ STRANGERS = {
         index="PyPI", package="markitdown-mcp", version="0.0.1a7", program="markitdown-mcp", prepare=markdown
     ),
     "fetch": Stranger(
-        index="PyPI", package="mcp-server-fetch", version="2026.10.24", program="mcp-server-fetch", prepare=web
+        index="PyPI",
+        package="mcp-server-fetch",
+        version="2026.10.24",
+        program="mcp-server-fetch",
+        prepare=web,
+        arguments=("--allow-private-ips",),  # the pages are on this machine
     ),
     "thinking": Stranger(
         index="npm",

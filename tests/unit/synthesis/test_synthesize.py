@@ -241,6 +241,12 @@ async def test_a_server_that_declares_no_tool_read_only_ends_in_an_error_that_sa
     assert made.drafts
 
 
+async def test_the_error_says_what_a_tool_answered_to_the_values_of_the_hints(tmp_path):
+    specs = [ServerSpec(name="directory", make=partial(make_server, "directory"))]
+    with pytest.raises(NoReachableToolError, match=r"find_person needs name \(it answered: .*Nobody"):
+        await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", hints={"name": ["Nobody Here"]})
+
+
 async def test_two_hints_are_enough_for_a_server_without_a_listing(tmp_path):
     specs = [ServerSpec(name="directory", make=partial(make_server, "directory"))]
     hints = {"city": ["Lagos", "Tokyo", "Lima", "Dubai", "Bogota", "Kolkata"], "name": ["Ana", "Bola"]}

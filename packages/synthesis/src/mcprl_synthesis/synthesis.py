@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Final
 
 from mcprl.errors import NoReachableToolError
@@ -28,6 +29,7 @@ _SHARES: Final = {"single": 0.2, "chain": 0.4, "linked join": 0.12, "join": 0.1,
 _ROUNDS = 30
 _DRAWS_PER_TASK = 20
 _SAMPLES = 10
+_SHOWN = 160
 
 
 def entities_for(count: int) -> int:
@@ -191,7 +193,10 @@ async def synthesize(
 
 
 def _no_tool(world: World, found: Exploration) -> NoReachableToolError:
-    lacking = "; ".join(f"{tool} needs {', '.join(names)}" for tool, names in unreached(world, found).items())
+    lacking = "; ".join(
+        f"{tool} needs {', '.join(names)}" + (f" ({why})" if (why := _refusal(world, tool)) else "")
+        for tool, names in unreached(world, found).items()
+    )
     if not lacking:
         names = ", ".join(tool.name for tool in world.catalog)
         return NoReachableToolError(
@@ -202,6 +207,12 @@ def _no_tool(world: World, found: Exploration) -> NoReachableToolError:
         f"no tool can be called with the known values: {lacking}",
         fix="write values into a YAML file, `values: {ARGUMENT: [VALUE, …]}`, and pass it with --hints",
     )
+
+
+def _refusal(world: World, tool: str) -> str:
+    """Return why a tool is no longer called, or what it answered to a call that did not work; "" if it was not called."""
+    answer = world.cost.refused.get(tool, "")
+    return world.cost.stopped.get(tool) or (shorten(f"it answered: {answer}", _SHOWN) if answer else "")
 
 
 def _share(drafts: Sequence[Draft], count: int) -> tuple[Draft, ...]:
