@@ -116,6 +116,17 @@ def make_undeclared() -> MCPServer:
     return server
 
 
+def make_prose() -> MCPServer:
+    """A server whose only result is prose."""
+    server = MCPServer("prose", version="1", log_level="ERROR")
+
+    def tell_story() -> str:
+        return "Once upon a time there was a town by the sea. Nobody knew its name, and nobody asked. " * 3
+
+    server.add_tool(tell_story, annotations=READ)
+    return server
+
+
 def make_daily() -> MCPServer:
     """Products whose edition depends on the date, and nothing else."""
     server = MCPServer("daily", version="1", log_level="ERROR")

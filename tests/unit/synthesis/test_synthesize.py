@@ -29,7 +29,7 @@ from mcprl.tools import Cassette, ServerSpec, Toolbox
 from mcprl_synthesis.reading import fields_of, junk
 from mcprl_synthesis.synthesis import Synthesis, synthesize
 from mcprl_synthesis.world import World
-from synthesis_servers import INJECTION, PRODUCTS, make_broken, make_shop, make_undeclared, shop_specs
+from synthesis_servers import INJECTION, PRODUCTS, make_broken, make_prose, make_shop, make_undeclared, shop_specs
 
 COUNT = 30
 
@@ -239,6 +239,12 @@ async def test_a_server_that_declares_no_tool_read_only_ends_in_an_error_that_sa
     specs = [replace(specs[0], settings=ServerSettings(read_only=("list_notes",)))]
     made = await run(tmp_path / "again", specs, cassette=tmp_path / "c.sqlite", count=4)
     assert made.drafts
+
+
+async def test_results_without_named_values_end_in_an_error_that_says_so(tmp_path):
+    specs = [ServerSpec(name="prose", make=make_prose)]
+    with pytest.raises(NoReachableToolError, match=r"nothing can be asked about the results of tell_story"):
+        await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", count=4)
 
 
 async def test_the_error_says_what_a_tool_answered_to_the_values_of_the_hints(tmp_path):

@@ -178,6 +178,13 @@ async def synthesize(
     verifier = Verifier(world, composer, seed, distractors)
     await _Filler(verifier, effects, count, seed).fill(progress)
     drafts = [draft for draft in verifier.drafts if not set(field_names(draft.plan)) & verifier.volatile]
+    if not verifier.rejected and not drafts:
+        reached = ", ".join(tool for tool, known in found.known.items() if known)
+        raise NoReachableToolError(
+            f"nothing can be asked about the results of {reached}",
+            fix="pass more values with --hints, five for each argument; results must be JSON, `Label: value` lines or "
+            "simple lists",
+        )
     if not drafts:
         raise NoReachableToolError(
             f"of {verifier.rejected.total()} candidate tasks, none could be verified ("
@@ -210,7 +217,7 @@ def _no_tool(world: World, found: Exploration) -> NoReachableToolError:
 
 
 def _refusal(world: World, tool: str) -> str:
-    """Return why a tool is no longer called, or what it answered to a call that did not work; "" if it was not called."""
+    """Return why a tool is no longer called, or what it answered to a call that did not work."""
     answer = world.cost.refused.get(tool, "")
     return world.cost.stopped.get(tool) or (shorten(f"it answered: {answer}", _SHOWN) if answer else "")
 
