@@ -280,7 +280,7 @@ class NoReachableToolError(ConfigurationError, code="E-TASK-003"):
 
     Causes: no read-only tool can be called without arguments; no result holds a value that another tool takes; the
     servers do not declare which tools are read-only.
-    Fix: pass values in a file: `mcprl tasks synthesize --hints hints.yaml`.
+    Fix: pass values, or the tools that only read, in a file: `mcprl tasks synthesize --hints hints.yaml`.
     Example: no tool of directory can be called with known values: find_person needs name, list_people needs city. Fix:
     write values for them into a file, such as `values: {city: [...]}`, and pass it with --hints.
     """
