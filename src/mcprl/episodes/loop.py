@@ -44,7 +44,7 @@ def longest_life_s(deadline_s: float) -> float:
 
 
 async def end_at_deadline(
-    environment: Environment | None, *, played_s: float, deadline_s: float, late: EpisodeDeadlineError
+    environment: Environment | None, *, played_s: float, deadline_s: float, late: InfrastructureError
 ) -> None:
     """Handle an episode that reached its deadline: end it if its own turns were slow, else raise `late`.
 
@@ -199,6 +199,7 @@ class LiveEpisode:
 
     task: Task
     seed_path: tuple[int, str, int]  # step, task, member
+    attempt: int = 0
     columns: TrajectoryColumns = field(default_factory=TrajectoryColumns)
     environment: Environment | None = None
     tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -235,6 +236,8 @@ async def lease_for(
 class EpisodeLoop(ABC):
     """Runs episodes: tools, turns, limits and rewards. Subclasses get a turn from a model. It does not know groups."""
 
+    live: type[LiveEpisode] = LiveEpisode
+
     def __init__(
         self,
         config: RunConfig,
@@ -258,7 +261,7 @@ class EpisodeLoop(ABC):
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
         """Run one episode. Raises an InfrastructureError if the infrastructure fails."""
         started = time.monotonic()
-        episode = LiveEpisode(task=task, seed_path=(step, task.id, member))
+        episode = self.live(task=task, seed_path=(step, task.id, member), attempt=attempt)
         try:
             stop = await self._run_to_end(episode, task)
         except InfrastructureError as error:

@@ -1,0 +1,240 @@
+"""One episode as its agent sees it: the model that it asks for turns, and the tools that it calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcprl.chat import Chat
+from mcprl.episodes.environment import Action, Environment
+from mcprl.errors import BadValueError, Fault, InfrastructureError
+from mcprl.records import FinishReason, Observation, Source, StopReason, ToolCall
+from mcprl.samplers import Completion
+from mcprl_agents.answers import Answer
+from mcprl_agents.history import History
+from mcprl_agents.requests import Asked, RefusedError, Request, Said, canonical
+from mcprl_agents.tree import TokenTree
+
+_logger = logging.getLogger(__name__)
+_SEPARATORS = re.compile(r"[^a-z0-9]+")
+
+Sampled = tuple[Completion, Sequence[bool], Sequence[bool], str | None]
+"""A turn, which of its tokens are forced and fixed, and its grammar."""
+Sample = Callable[[tuple[int, ...], str, int], Awaitable[Sampled]]
+"""Samples a turn after these ids with these tools, which is the answer to the request of this number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A sampled turn with all that is recorded of it once the agent gets it."""
+
+    answer: Answer
+    action: Action
+    request: Request
+    prompt_ids: tuple[int, ...]
+    sampled: Sampled
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """The state of one episode. It ends with `ended`: a reason to stop, or the error that ended it."""
+
+    chat: Chat
+    environment: Environment
+    sample: Sample
+    max_turns: int
+    context_tokens: int
+    must_fit: bool
+    overridden: set[str]
+    tree: TokenTree = field(default_factory=TokenTree)
+    actions: list[Action] = field(default_factory=list[Action])
+    ended: asyncio.Future[StopReason] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    grammars: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    items: dict[str, Said] = field(default_factory=dict[str, Said])
+    conversations: dict[str, tuple[Said, ...]] = field(default_factory=dict[str, tuple[Said, ...]])
+    last_event_s: float = field(default_factory=time.monotonic)
+    in_flight: int = 0
+    waited: bool = False  # when the episode was ended, the agent waited for a turn or for a tool
+    is_full: bool = False  # the last request was too long
+    faulty_turn: int | None = None  # the turn whose call ended with an infrastructure fault
+    _history: History = field(init=False)
+    _given: list[Given] = field(default_factory=list[Given])
+    _started: int = 0
+    _undelivered: dict[str, list[asyncio.Task[Given]]] = field(default_factory=dict[str, list[asyncio.Task[Given]]])
+    _observed: dict[tuple[int, int], Observation] = field(default_factory=dict[tuple[int, int], Observation])
+    _claimed: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    _unasked: int = 0
+    _told: dict[str, str] = field(default_factory=dict[str, str])
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
+
+    def __post_init__(self) -> None:
+        self._history = History(self.chat)
+
+    def ask(self, request: Request, body: str) -> asyncio.Task[Given]:
+        """Begin to answer a request, or continue with one of the same body whose answer was not delivered."""
+        if waiting := self._undelivered.get(body):
+            return waiting.pop(0)
+        self._told |= {one.call_id: one.text for one in request.said if one.call_id is not None}
+        for name in set(request.overridden) - self.overridden:
+            self.overridden.add(name)
+            _logger.warning("the agent sets %s, but the run's own settings decide; this is said once", name)
+        number = self._started
+        self._started += 1
+        task = asyncio.create_task(self._answer(request, number))
+        task.add_done_callback(self._note)
+        self._tasks.add(task)
+        return task
+
+    def _note(self, task: asyncio.Task[Given]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, RefusedError):
+            self.fail(error)
+
+    def keep(self, body: str, task: asyncio.Task[Given]) -> None:
+        """Keep an answer that the agent did not get, for a repeat of its request."""
+        self._undelivered.setdefault(body, []).append(task)
+
+    def deliver(self, given: Given) -> None:
+        """Record a turn, which the agent gets now."""
+        turn, (completion, forced, fixed, grammar) = len(self.actions), given.sampled
+        if grammar is not None and (not self.grammars or self.grammars[-1][1] != grammar):
+            self.grammars.append((turn, grammar))
+        self.tree.add(given.prompt_ids, completion, turn, forced=forced, fixed=fixed)
+        self.actions.append(given.action)
+        self._given.append(given)
+        self._history.add(given.answer.said, given.prompt_ids, completion.token_ids)
+        self.items |= given.answer.items
+        self.conversations[given.answer.response_id] = (*given.request.said, given.answer.said)
+        self.last_event_s = time.monotonic()
+
+    async def call(self, name: str, arguments: dict[str, object]) -> Observation:
+        """Make a tool call of the agent. It belongs to the first turn that asked for it and has no result yet."""
+        place = self._place_of(name, arguments)
+        self._unasked += place is None
+        turn, index = place or (len(self.actions), -self._unasked)
+        made = ToolCall(name=name, arguments=arguments)
+        task = asyncio.create_task(self.environment.call(made, turn=turn, index=index))
+        self._tasks.add(task)
+        self.in_flight += 1
+        try:
+            await asyncio.wait({task})
+            if task.cancelled():
+                raise RefusedError("the episode has ended", code="episode_ended")
+            seen = task.result()
+        except InfrastructureError as error:
+            self.faulty_turn = None if place is None else turn
+            self.fail(error)
+            raise
+        finally:
+            self.in_flight -= 1
+            self.last_event_s = time.monotonic()
+        if place is not None:
+            self._observed[place] = seen
+        return seen
+
+    def fail(self, error: BaseException) -> None:
+        """End the episode with an error."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    async def close(self) -> None:
+        """Cancel what the agent still waits for."""
+        self.waited = self.in_flight > 0
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.ended.cancel()
+
+    def observations(self, turn: int) -> tuple[Observation, ...]:
+        """Return what is known of each call of a turn: its result, or what the agent said of it."""
+        given = self._given[turn]
+        offered = {_plain(spec["name"]) for spec in given.request.specs}
+        found: list[Observation] = []
+        for index, call in enumerate(given.action.calls):
+            seen = self._observed.get((turn, index))
+            if seen is None:
+                told = self._told.get(f"call_{given.answer.number}_{index}", "")
+                is_mistake = call.problem is not None or _plain(call.name) not in offered
+                seen = Observation(
+                    tool=call.name,
+                    server=None,
+                    text=call.problem or told,
+                    fault=Fault.POLICY if is_mistake else None,
+                    source=Source.LIVE if is_mistake else Source.AGENT,
+                )
+            found.append(seen)
+        return tuple(found)
+
+    @property
+    def ends_in_a_mistake(self) -> bool:
+        """Whether the policy's last turn called what does not exist, or was rejected."""
+        turns = range(len(self.actions))[-1:]
+        return any(seen.fault is Fault.POLICY for turn in turns for seen in self.observations(turn))
+
+    async def _answer(self, request: Request, number: int) -> Given:
+        if number >= self.max_turns:
+            if not self.ended.done():
+                self.ended.set_result(StopReason.TURN_LIMIT)
+            raise RefusedError("the episode has reached its turn limit", code="turn_limit")
+        ids = self._history.ids(request.said, request.tools)
+        self.is_full = len(ids) >= self.context_tokens
+        if self.is_full and self.must_fit and not self.actions:
+            raise BadValueError(
+                f"the agent's first prompt has {len(ids)} tokens, but model.context_tokens is {self.context_tokens}",
+                fix="raise model.context_tokens, or offer fewer tools",
+            )
+        if self.is_full:
+            what = f"the prompt has {len(ids)} tokens, but the model's context has {self.context_tokens}"
+            raise RefusedError(what, code="context_length_exceeded")
+        self.in_flight += 1
+        try:
+            sampled = await self.sample(ids, request.tools, number)
+        finally:
+            self.in_flight -= 1
+        completion = sampled[0]
+        parsed = self.chat.parse(ids, completion.token_ids, request.specs)
+        # As in other servers of such models, a turn with a call that cannot be parsed is text.
+        is_text = not request.calls_allowed or any(call.problem for call in parsed.calls)
+        calls = () if is_text else parsed.calls
+        asked = tuple(
+            Asked(f"call_{number}_{index}", call.name, json.dumps(dict(call.arguments), ensure_ascii=False))
+            for index, call in enumerate(calls)
+        )
+        text = parsed.text if is_text and parsed.calls else parsed.prose
+        answer = Answer(
+            number=number,
+            text=text.encode("utf-8", "replace").decode(),
+            calls=asked,
+            cut=completion.finish is FinishReason.LENGTH,
+            usage=(len(ids), len(completion.token_ids)),
+        )
+        action = Action(
+            text=parsed.text,
+            prose=parsed.prose,
+            calls=parsed.calls,
+            sampled_ids=completion.token_ids,
+            finish=completion.finish,
+            weights_version=completion.weights_versions[0],
+        )
+        return Given(answer=answer, action=action, request=request, prompt_ids=ids, sampled=sampled)
+
+    def _place_of(self, name: str, arguments: dict[str, object]) -> tuple[int, int] | None:
+        wanted = _plain(name), canonical(arguments)
+        for turn, given in enumerate(self._given):
+            for index, asked in enumerate(given.answer.calls):
+                place = turn, index
+                if place not in self._claimed and (_plain(asked.name), canonical(asked.arguments)) == wanted:
+                    self._claimed.add(place)
+                    return place
+        return None
+
+
+def _plain(name: str) -> str:
+    """Return a tool's name without what SDKs change in names: look.up-it and look_up_it are the same tool."""
+    return _SEPARATORS.sub("_", name.casefold())
