@@ -83,7 +83,7 @@ async def test_turns_beyond_the_limit_end_the_episode(agent_stage):
 
 
 async def test_a_prompt_beyond_the_context_ends_the_episode(agent_stage):
-    async with agent_stage((*PLAIN, "loop"), ANSWER, context_tokens=60) as (runner, _):
+    async with agent_stage((*PLAIN, "loop"), ANSWER, context_tokens=64) as (runner, _):
         trajectory = await runner.run(make_task(max_turns=50), step=0, member=0, attempt=0)
     assert trajectory.stop is StopReason.CONTEXT_LIMIT
     assert 1 <= len(trajectory.turns) < 10

@@ -91,7 +91,7 @@ class Gateway:
             await _refusal("requests of web pages are refused", 403, "forbidden")(scope, receive, send)
         elif session is None:
             await _refusal("this episode does not exist, or has ended", 404, "not_found")(scope, receive, send)
-        elif path == ["mcp"]:
+        elif path[:1] == ["mcp"]:
             await self._mcp.handle_request(scope, receive, send)
         elif not secrets.compare_digest(headers.get("authorization", "").encode(), f"Bearer {token}".encode()):
             await _refusal("the key is not that of this episode", 401, "invalid_api_key")(scope, receive, send)

@@ -27,8 +27,8 @@ class History:
     """The turns of one episode that the agent has got.
 
     An assistant message that was returned unedited stands for the ids that were sampled for it: it is found by the ids
-    of its calls or, without calls, by its text. Any other assistant message is written in the syntax of the model's
-    family. Everything else is rendered as in an episode without an agent, so that the ids are the same.
+    of its calls or, without calls, by its text. What comes before the first of them is rendered as one prompt, as in an
+    episode without an agent. A later assistant message from elsewhere is written in the syntax of the model's family.
     """
 
     chat: Chat
@@ -50,8 +50,8 @@ class History:
 
     def _ids(self, said: tuple[Said, ...], tools: str) -> tuple[int, ...]:
         specs: list[dict[str, Any]] = json.loads(tools)
-        own = [place for place, one in enumerate(said) if one.role == "assistant"]
-        names = {call.id: call.name for one in said for call in one.calls}
+        own = [place for place, one in enumerate(said) if one.role == "assistant" and self._turns_of(one)]
+        names = {call.id: call.name for one in said for call in one.calls if call.id}
         begun = next((place for place in reversed(own) if (tools, said[:place]) in self._known), None)
         if begun is None:
             begun = own[0] if own else len(said)
@@ -66,11 +66,13 @@ class History:
         return ids
 
     def _turn_ids(self, said: Said, ids: tuple[int, ...], specs: list[dict[str, Any]]) -> tuple[int, ...]:
-        same = [turn for turn in self._turns if _compared(turn.said) == _compared(said)]
-        if same:
+        if same := self._turns_of(said):
             return next((turn for turn in same if turn.prompt_ids == ids), same[-1]).sampled_ids
         calls = [ToolCall(name=call.name, arguments=_arguments(call)) for call in said.calls]
         return TurnWriter(self.chat).write(ids, said.text.strip(), calls, specs)
+
+    def _turns_of(self, said: Said) -> list[_Turn]:
+        return [turn for turn in self._turns if _compared(turn.said) == _compared(said)]
 
 
 def _compared(said: Said) -> tuple[str, tuple[Asked, ...]]:
@@ -95,6 +97,9 @@ def _arguments(call: Asked) -> dict[str, Any]:
 
 
 def _message(said: Said, names: dict[str, str]) -> Message:
-    if said.role != "tool":
-        return {"role": said.role, "content": said.text}
-    return {"role": "tool", "name": names.get(said.call_id or "", ""), "content": said.text}
+    message: Message = {"role": said.role, "content": said.text}
+    if said.calls:
+        message["tool_calls"] = [{"function": {"name": c.name, "arguments": _arguments(c)}} for c in said.calls]
+    if said.call_id in names:
+        message["name"] = names[said.call_id]
+    return message

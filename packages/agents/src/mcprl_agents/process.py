@@ -76,9 +76,11 @@ class Program:
 def task_json(task: Task, messages: Sequence[Mapping[str, Any]], model: str) -> str:
     """Return what the agent gets on stdin.
 
-    {"id": "meet-ana", "messages": [{"role": "user", "content": "It is 09:30 …"}], "model": "qwen3", "metadata": {}}
+    {"id": "meet-ana", "prompt": "It is 09:30 …", "messages": [{"role": "user", "content": "It is 09:30 …"}],
+     "model": "hello", "metadata": {}}
     """
-    fields = {"id": task.id, "messages": list(messages), "model": model, "metadata": dict(task.metadata)}
+    fields = {"id": task.id, "prompt": task.prompt[-1]["content"], "messages": list(messages), "model": model}
+    fields["metadata"] = dict(task.metadata)
     return json.dumps(fields, ensure_ascii=False, default=str)
 
 

@@ -29,7 +29,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call in an assistant message. `arguments` are JSON with sorted keys, or the text if it is not JSON."""
+    """A call in an assistant message. `arguments` is the text as it was sent."""
 
     id: str
     name: str
@@ -122,12 +122,12 @@ def _request(
 def _chat_message(message: Mapping[str, Any]) -> Said:
     role = _role(message)
     calls = [_object(call) for call in _list(message.get("tool_calls") or ())] if role == "assistant" else []
-    asked = [(str(call.get("id")), _object(call.get("function"))) for call in calls]
+    asked = [(str(call.get("id") or ""), _object(call.get("function"))) for call in calls]
     return Said(
         role,
         _text(message.get("content")),
-        tuple(Asked(own, str(f.get("name")), canonical(f.get("arguments"))) for own, f in asked),
-        str(message.get("tool_call_id")) if role == "tool" else None,
+        tuple(Asked(own, str(f.get("name")), _written(f.get("arguments"))) for own, f in asked),
+        str(message.get("tool_call_id") or "") if role == "tool" else None,
     )
 
 
@@ -137,7 +137,7 @@ def _item(item: Mapping[str, Any], items: Mapping[str, Said]) -> Said | None:
         case "message":
             return Said(_role(item), _text(item.get("content")))
         case "function_call":
-            name, arguments = str(item.get("name")), canonical(item.get("arguments"))
+            name, arguments = str(item.get("name")), _written(item.get("arguments"))
             return Said("assistant", "", (Asked(str(item.get("call_id")), name, arguments),))
         case "function_call_output":
             return Said("tool", _text(item.get("output")), call_id=str(item.get("call_id")))
@@ -166,13 +166,17 @@ def _function_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return tools
 
 
-def canonical(arguments: Any) -> str:
-    """Return the arguments of a call in a form in which equal arguments are equal. No text means no arguments."""
+def canonical(arguments: str) -> str:
+    """Return the arguments of a call in a form in which equal arguments are equal."""
     try:
-        value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-        return json.dumps(value if value is not None else {}, sort_keys=True)
+        return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
-        return str(arguments)
+        return arguments
+
+
+def _written(arguments: Any) -> str:
+    """Return arguments as text. No text means no arguments."""
+    return arguments or "{}" if isinstance(arguments, str | None) else json.dumps(arguments)
 
 
 def _text(content: Any) -> str:

@@ -114,6 +114,7 @@ class AgentRunner(EpisodeRunner):
             await asyncio.wait({ending, session.ended}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ending.cancel()
+            session.waited = session.in_flight > 0
         if session.ended.done():
             stop, answer = session.ended.result(), None
         else:

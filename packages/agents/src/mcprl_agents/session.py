@@ -115,7 +115,7 @@ class Session:
 
     async def call(self, name: str, arguments: dict[str, object]) -> Observation:
         """Make a tool call of the agent. It belongs to the first turn that asked for it and has no result yet."""
-        place = self._place_of(name, arguments)
+        place = self._place_of(_plain(name), canonical(json.dumps(arguments)))
         self._unasked += place is None
         turn, index = place or (len(self.actions), -self._unasked)
         made = ToolCall(name=name, arguments=arguments)
@@ -145,7 +145,6 @@ class Session:
 
     async def close(self) -> None:
         """Cancel what the agent still waits for."""
-        self.waited = self.in_flight > 0
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -224,12 +223,11 @@ class Session:
         )
         return Given(answer=answer, action=action, request=request, prompt_ids=ids, sampled=sampled)
 
-    def _place_of(self, name: str, arguments: dict[str, object]) -> tuple[int, int] | None:
-        wanted = _plain(name), canonical(arguments)
+    def _place_of(self, name: str, arguments: str) -> tuple[int, int] | None:
         for turn, given in enumerate(self._given):
             for index, asked in enumerate(given.answer.calls):
                 place = turn, index
-                if place not in self._claimed and (_plain(asked.name), canonical(asked.arguments)) == wanted:
+                if place not in self._claimed and (_plain(asked.name), canonical(asked.arguments)) == (name, arguments):
                     self._claimed.add(place)
                     return place
         return None
