@@ -18,8 +18,6 @@ from mcprl.chat import Chat, load_chat
 from mcprl.config import AgentConfig
 from mcprl_agents.runner import open_agents
 
-HELLO_AGENT = Path(__file__).with_name("hello_agent.py")
-
 
 @pytest.fixture(scope="session")
 def chat(tiny_qwen3) -> Chat:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from staged_episodes import FunctionTools, RecordingSampler, make_config, make_task
 
-from conftest import HELLO_AGENT
 from mcprl.episodes import EpisodeRunner
 from mcprl.episodes.stage import open_stage
 from mcprl.progress import Silent
@@ -19,6 +18,7 @@ from mcprl.records import StopReason, Trajectory
 from mcprl.tasks import load_tasks
 
 ROOT = Path(__file__).resolve().parents[3]
+HELLO_AGENT = Path(__file__).with_name("hello_agent.py")
 
 END = "<|im_end|>"
 

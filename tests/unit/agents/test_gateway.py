@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
@@ -16,6 +16,7 @@ from staged_episodes import FunctionTools, make_task
 
 from mcprl.config import RewardsConfig
 from mcprl.episodes.environment import Environment
+from mcprl.episodes.loop import LiveEpisode
 from mcprl.records import FinishReason
 from mcprl.samplers import Completion
 from mcprl_agents.gateway import Gateway
@@ -78,12 +79,9 @@ def opened(chat, encode):
         tools = FunctionTools(echo=lambda text: text)
         tools.tools[0].parameters = ECHO
         environment = Environment(make_task(), tools, preamble=(), max_turns=20, rewards=RewardsConfig())
-        session = WatchedSession(
-            chat=chat,
-            environment=environment,
-            sample=model.sample,
-            **{"max_turns": 20, "context_tokens": 4096, "must_fit": False, "overridden": set()} | settings,
-        )
+        limits = {"max_turns": 20, "context_tokens": 4096} | settings
+        episode = LiveEpisode(task=replace(make_task(), must_fit=False), seed_path=(0, "task", 0))
+        session = WatchedSession(chat, episode, environment, model.sample, set(), **limits)
         session.kept = asyncio.Event()
         async with Gateway().open() as gateway:
             with gateway.serve(session) as token:
@@ -222,7 +220,7 @@ async def test_sampling_settings_are_the_runs_and_said_once(opened, caplog):
     async with opened(f"One.{END}", f"Two.{END}") as (client, session, _, _):
         for _ in range(2):
             await completed(client, False, messages=HELLO, temperature=0.1, top_p=0.5)
-        assert session.overridden == {"temperature", "top_p"}
+        assert session._overridden == {"temperature", "top_p"}
     assert caplog.text.count("temperature") == 1
 
 

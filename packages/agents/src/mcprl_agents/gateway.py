@@ -10,9 +10,9 @@ import asyncio
 import json
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 from mcp.server.lowlevel.server import Server
@@ -28,7 +28,6 @@ from mcprl_agents.requests import RefusedError, read_chat, read_responses
 from mcprl_agents.session import Session
 
 _LOOPBACK = "127.0.0.1"
-_MAX_BODY_BYTES = 64 * 1024 * 1024
 _CLOSING_S = 1
 
 
@@ -57,15 +56,8 @@ class Gateway:
     async def open(self) -> AsyncGenerator[Gateway]:
         with socket.create_server((_LOOPBACK, 0), backlog=2048) as listening:
             self._host = f"{_LOOPBACK}:{listening.getsockname()[1]}"
-            config = uvicorn.Config(
-                self,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_graceful_shutdown=_CLOSING_S,
-            )
-            server = _QuietServer(config)
+            quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off", "ws": "none"}
+            server = _QuietServer(uvicorn.Config(self, timeout_graceful_shutdown=_CLOSING_S, **quiet))
             async with self._mcp.run():
                 serving = asyncio.create_task(server.serve(sockets=[listening]))
                 try:
@@ -103,12 +95,9 @@ class Gateway:
             await _refusal(f"{scope['method']} /{'/'.join(path)} is not served", 404, "not_found")(scope, receive, send)
 
     async def _list_tools(self, context: Any, params: Any) -> ListToolsResult:
-        return ListToolsResult(
-            tools=[
-                Tool(name=spec["name"], description=spec["description"], input_schema=spec["parameters"])
-                for spec in self._session_of(context).environment.tool_specs
-            ]
-        )
+        specs = self._session_of(context).environment.tool_specs
+        tools = [Tool(name=s["name"], description=s["description"], input_schema=s["parameters"]) for s in specs]
+        return ListToolsResult(tools=tools)
 
     async def _call_tool(self, context: Any, params: CallToolRequestParams) -> CallToolResult:
         seen = await self._session_of(context).call(params.name, dict(params.arguments or {}))
@@ -120,54 +109,33 @@ class Gateway:
 
 async def _answer(session: Session, is_responses: bool, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request for a turn. If the agent hangs up before, the answer is kept for a repeat of the request."""
-    body = await _body(HttpRequest(scope, receive))
+    body = await HttpRequest(scope, receive).body()
     try:
         fields: Any = json.loads(body)
-        if not isinstance(fields, Mapping):
-            raise RefusedError("the body is not a JSON object")
-        given = cast("Mapping[str, Any]", fields)
-        request = read_responses(given, session.items, session.conversations) if is_responses else read_chat(given)
-    except ValueError:
-        await _refusal("the body is not JSON", 400, "invalid_request_error")(scope, receive, send)
-        return
-    except RefusedError as error:
-        await _refusal(str(error), error.status, error.code)(scope, receive, send)
-        return
-    key = f"{request.api} {body.decode('utf-8', 'replace')}"
-    turn, gone = session.ask(request, key), asyncio.create_task(_hung_up(receive))
-    try:
-        await asyncio.wait({turn, gone}, return_when=asyncio.FIRST_COMPLETED)
+        request = read_responses(fields, session.items, session.conversations) if is_responses else read_chat(fields)
+        key = f"{request.api} {body.decode('utf-8', 'replace')}"
+        turn, gone = session.ask(request, key), asyncio.create_task(_hung_up(receive))
+        try:
+            await asyncio.wait({turn, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
         if gone.done():
             session.keep(key, turn)
             return
-    finally:
-        gone.cancel()
-    error = None if turn.cancelled() else turn.exception()
-    if isinstance(error, RefusedError):
+        if turn.cancelled() or not isinstance(turn.exception(), RefusedError | None):
+            raise RefusedError("the episode has ended", code="episode_ended")
+        given = turn.result()
+    except ValueError:
+        await _refusal("the body is not JSON", 400, "invalid_request_error")(scope, receive, send)
+    except RefusedError as error:
         await _refusal(str(error), error.status, error.code)(scope, receive, send)
-    elif error is not None or turn.cancelled():
-        await _refusal("the episode has ended with an error", 400, "episode_ended")(scope, receive, send)
     else:
-        await _deliver(session, turn, scope, receive, send)
-
-
-async def _deliver(session: Session, turn: asyncio.Task[Any], scope: Scope, receive: Receive, send: Send) -> None:
-    given = turn.result()
-    session.deliver(given)
-    if given.request.stream:
-        content, kind = b"".join(events(given.request, given.answer)), "text/event-stream"
-    else:
-        content, kind = json.dumps(whole(given.request, given.answer)).encode(), "application/json"
-    await Response(content, media_type=kind, headers={"cache-control": "no-store"})(scope, receive, send)
-
-
-async def _body(request: HttpRequest) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_BODY_BYTES:
-            return b""
-    return bytes(body)
+        session.deliver(given)
+        if request.stream:
+            response = Response("".join(events(request, given.answer)), media_type="text/event-stream")
+        else:
+            response = JSONResponse(whole(request, given.answer))
+        await response(scope, receive, send)
 
 
 async def _hung_up(receive: Receive) -> None:

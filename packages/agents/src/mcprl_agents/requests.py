@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class RefusedError(Exception):
-    """A request that cannot be answered: the status and the code are those that SDKs know."""
+    """A request that cannot be answered, with the status and the code that SDKs know."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request_error") -> None:
         super().__init__(message)
@@ -64,26 +64,26 @@ class Request:
         return json.loads(self.tools)
 
 
-def read_chat(body: Mapping[str, Any]) -> Request:
+def read_chat(given: Any) -> Request:
     """Read a request to /v1/chat/completions."""
+    body = _object(given)
     said = [_chat_message(_object(message)) for message in _list(body.get("messages"))]
     if body.get("n") not in (None, 1):
         raise RefusedError("n must be 1: an episode has one answer to each request")
     return _request("chat", body, said, [_object(tool.get("function")) for tool in _function_tools(body)])
 
 
-def read_responses(
-    body: Mapping[str, Any], items: Mapping[str, Said], earlier: Mapping[str, Sequence[Said]]
-) -> Request:
+def read_responses(given: Any, items: Mapping[str, Said], earlier: Mapping[str, Sequence[Said]]) -> Request:
     """Read a request to /v1/responses. `items` are the parts of earlier answers by id, `earlier` the conversations."""
+    body = _object(given)
     before: Any = body.get("previous_response_id")
     if before is not None and before not in earlier:
         raise RefusedError(f"this episode has no response {before}", status=404, code="previous_response_not_found")
     said = list(earlier[before]) if before is not None else []
     if isinstance(text := body.get("instructions"), str) and text:
         said = [Said("system", text), *(one for one in said if one.role != "system")]
-    given: Any = body.get("input", ())
-    entries = [{"role": "user", "content": given}] if isinstance(given, str) else _list(given)
+    asked: Any = body.get("input", ())
+    entries = [{"role": "user", "content": asked}] if isinstance(asked, str) else _list(asked)
     for entry in map(_object, entries):
         one = _item(entry, items)
         if one is not None and one.role == "assistant" and said and said[-1].role == "assistant":
@@ -191,13 +191,13 @@ def _text(content: Any) -> str:
     return "\n".join(texts)
 
 
-def _object(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise RefusedError("the request has a value of another type where an object belongs")
-    return cast("Mapping[str, Any]", value)
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RefusedError("the request is not an object, or has something else where an object belongs")
+    return cast("dict[str, Any]", value)
 
 
 def _list(value: Any) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
-        raise RefusedError("the request has a value of another type where a list belongs")
+        raise RefusedError("the request has something else where a list belongs")
     return cast("Sequence[Any]", value)

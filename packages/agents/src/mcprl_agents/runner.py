@@ -43,9 +43,10 @@ _READ_LOG = "read logs/agent.log in the run's folder, and correct the agent"
 
 @dataclass(slots=True)
 class _AgentEpisode(LiveEpisode):
-    """An episode with its session, from the start of its agent."""
+    """An episode with its session. `waited`: when its agent was ended, it waited for a turn or a tool."""
 
     session: Session | None = None
+    waited: bool = False
 
 
 @asynccontextmanager
@@ -84,23 +85,23 @@ class AgentRunner(EpisodeRunner):
         agent = self._config.episodes.agent
         assert agent is not None
         session = episode.session = Session(
-            chat=self._chat,
-            environment=environment,
-            sample=partial(self._sampled, episode),
+            self._chat,
+            episode,
+            environment,
+            partial(self._sampled, episode),
+            self._overridden,
             max_turns=self._config.episodes.turn_limit(episode.task),
             context_tokens=self._config.model.context_tokens,
-            must_fit=episode.task.must_fit,
-            overridden=self._overridden,
         )
         given = task_json(episode.task, environment.messages, self._config.name)
         try:
             with self._gateway.serve(session) as token:
                 url = f"{self._gateway.address}/{token}"
-                starting = started(agent.command, given, url=url, token=token, log=self._log, on_flood=session.fail)
+                starting = started(agent.command, given, url=url, token=token, log=self._log, on_error=session.fail)
                 async with starting as program:
                     return await self._played(episode, session, environment, program)
         except InfrastructureError as error:
-            self._note(episode, session, environment, all_but_faulty=not isinstance(error, AgentError))
+            self._note(session, environment, all_but_faulty=not isinstance(error, AgentError))
             raise
         finally:
             await session.close()
@@ -114,15 +115,14 @@ class AgentRunner(EpisodeRunner):
             await asyncio.wait({ending, session.ended}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ending.cancel()
-            session.waited = session.in_flight > 0
+            episode.waited = session.in_flight > 0
         if session.ended.done():
             stop, answer = session.ended.result(), None
         else:
             stop, answer = self._ended(episode, session, program)
-        self._note(episode, session, environment)
-        if not session.actions:
-            return stop
-        await environment.end(stop, answer)
+        self._note(session, environment)
+        if session.actions:
+            await environment.end(stop, answer)
         return stop
 
     def _ended(self, episode: _AgentEpisode, session: Session, program: Program) -> tuple[StopReason, str | None]:
@@ -151,13 +151,10 @@ class AgentRunner(EpisodeRunner):
         """Whether the agent fails at this episode only: its turns have the same seeds in each attempt."""
         return episode.attempt + 1 >= TRIALS and self._finished > 0
 
-    def _note(
-        self, episode: LiveEpisode, session: Session, environment: Environment, *, all_but_faulty: bool = False
-    ) -> None:
+    def _note(self, session: Session, environment: Environment, *, all_but_faulty: bool = False) -> None:
         """Append the turns to the environment; not the last one, if a call of it made a server fail."""
         if environment.turns:
             return  # the episode was already over
-        episode.actions = session.actions
         last = len(session.actions) - 1
         for turn, action in enumerate(session.actions):
             if not (all_but_faulty and turn == last == session.faulty_turn):
@@ -166,30 +163,24 @@ class AgentRunner(EpisodeRunner):
 
     async def _end_late(self, episode: LiveEpisode, task: Task) -> StopReason:
         assert isinstance(episode, _AgentEpisode)
-        session, deadline_s = episode.session, self._config.episodes.deadline_s
-        if session is None or episode.environment is None or not session.actions:
-            played_s = 0.0
+        session, environment, deadline_s = episode.session, episode.environment, self._config.episodes.deadline_s
+        if session is None or environment is None or not session.actions:
+            environment, waited_s = None, deadline_s
         else:
-            self._note(episode, session, episode.environment)
-            played_s = deadline_s - (time.monotonic() - session.last_event_s)
-        waited_s = deadline_s - played_s
+            self._note(session, environment)
+            waited_s = time.monotonic() - session.last_event_s
         late: InfrastructureError = AgentHungError(
             f"the agent did nothing for {waited_s:.3g} s, until the deadline of the episode", fix=_READ_LOG
         )
-        if session is None or session.waited:
+        if session is None or episode.waited:
             late = EpisodeDeadlineError(
                 f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, of which it "
                 f"spent {waited_s:.3g} s waiting for a single answer",
                 fix="find out whether a tool server or the sampler is slow, or raise episodes.deadline_s",
             )
-        elif session.actions and self._is_caused(episode):
-            played_s = deadline_s
-        await end_at_deadline(
-            episode.environment if session is not None and session.actions else None,
-            played_s=played_s,
-            deadline_s=deadline_s,
-            late=late,
-        )
+        elif self._is_caused(episode):
+            waited_s = 0.0
+        await end_at_deadline(environment, played_s=deadline_s - waited_s, deadline_s=deadline_s, late=late)
         return StopReason.DEADLINE
 
     async def _sampled(self, episode: LiveEpisode, ids: tuple[int, ...], tools: str, number: int) -> Sampled:
@@ -202,13 +193,5 @@ class AgentRunner(EpisodeRunner):
 
     def _tokens_of(self, episode: LiveEpisode, turns: int) -> dict[str, Any]:
         assert isinstance(episode, _AgentEpisode)
-        session = episode.session
-        assert session is not None
-        (_, grammar), *later = session.grammars or [(0, None)]
-        return {
-            **session.tree.columns.named(),
-            "forks": tuple(session.tree.forks),
-            "grammar": grammar,
-            "later_grammars": tuple(later),
-            "stop_token_ids": self._chat.stop_token_ids,
-        }
+        assert episode.session is not None
+        return super()._tokens_of(episode, turns) | {"forks": tuple(episode.session.tree.forks)}

@@ -8,11 +8,12 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mcprl.chat import Chat
 from mcprl.episodes.environment import Action, Environment
+from mcprl.episodes.loop import LiveEpisode
 from mcprl.errors import BadValueError, Fault, InfrastructureError
 from mcprl.records import FinishReason, Observation, Source, StopReason, ToolCall
 from mcprl.samplers import Completion
@@ -41,51 +42,55 @@ class Given:
     sampled: Sampled
 
 
-@dataclass(slots=True, kw_only=True)
 class Session:
-    """The state of one episode. It ends with `ended`: a reason to stop, or the error that ended it."""
+    """The state of one episode. It ends with `ended`: a reason to stop, or the error that ended it.
 
-    chat: Chat
-    environment: Environment
-    sample: Sample
-    max_turns: int
-    context_tokens: int
-    must_fit: bool
-    overridden: set[str]
-    tree: TokenTree = field(default_factory=TokenTree)
-    actions: list[Action] = field(default_factory=list[Action])
-    ended: asyncio.Future[StopReason] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    grammars: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    items: dict[str, Said] = field(default_factory=dict[str, Said])
-    conversations: dict[str, tuple[Said, ...]] = field(default_factory=dict[str, tuple[Said, ...]])
-    last_event_s: float = field(default_factory=time.monotonic)
-    in_flight: int = 0
-    waited: bool = False  # when the episode was ended, the agent waited for a turn or for a tool
-    is_full: bool = False  # the last request was too long
-    faulty_turn: int | None = None  # the turn whose call ended with an infrastructure fault
-    _history: History = field(init=False)
-    _given: list[Given] = field(default_factory=list[Given])
-    _started: int = 0
-    _undelivered: dict[str, list[asyncio.Task[Given]]] = field(default_factory=dict[str, list[asyncio.Task[Given]]])
-    _observed: dict[tuple[int, int], Observation] = field(default_factory=dict[tuple[int, int], Observation])
-    _claimed: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    _unasked: int = 0
-    _told: dict[str, str] = field(default_factory=dict[str, str])
-    _tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
+    `in_flight` counts the turns and calls that the agent waits for; `is_full` is set if its last request was too long.
+    `faulty_turn` is the turn of a call that ended with an infrastructure fault.
+    """
 
-    def __post_init__(self) -> None:
-        self._history = History(self.chat)
+    def __init__(
+        self,
+        chat: Chat,
+        episode: LiveEpisode,
+        environment: Environment,
+        sample: Sample,
+        overridden: set[str],
+        *,
+        max_turns: int,
+        context_tokens: int,
+    ) -> None:
+        self.environment = environment
+        self.tree = TokenTree(episode.columns)
+        self.actions, self._grammars = episode.actions, episode.grammars
+        self.items: dict[str, Said] = {}
+        self.conversations: dict[str, tuple[Said, ...]] = {}
+        self.ended: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        self.last_event_s = time.monotonic()
+        self.in_flight = 0
+        self.is_full = False
+        self.faulty_turn: int | None = None
+        self._chat, self._sample, self._overridden = chat, sample, overridden
+        self._max_turns, self._context_tokens, self._must_fit = max_turns, context_tokens, episode.task.must_fit
+        self._history = History(chat)
+        self._given: list[Given] = []
+        self._requests = self._unasked = 0
+        self._undelivered: dict[str, list[asyncio.Task[Given]]] = {}
+        self._observed: dict[tuple[int, int], Observation] = {}
+        self._claimed: set[tuple[int, int]] = set()
+        self._told: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def ask(self, request: Request, body: str) -> asyncio.Task[Given]:
         """Begin to answer a request, or continue with one of the same body whose answer was not delivered."""
         if waiting := self._undelivered.get(body):
             return waiting.pop(0)
         self._told |= {one.call_id: one.text for one in request.said if one.call_id is not None}
-        for name in set(request.overridden) - self.overridden:
-            self.overridden.add(name)
+        for name in set(request.overridden) - self._overridden:
+            self._overridden.add(name)
             _logger.warning("the agent sets %s, but the run's own settings decide; this is said once", name)
-        number = self._started
-        self._started += 1
+        number = self._requests
+        self._requests += 1
         task = asyncio.create_task(self._answer(request, number))
         task.add_done_callback(self._note)
         self._tasks.add(task)
@@ -103,8 +108,8 @@ class Session:
     def deliver(self, given: Given) -> None:
         """Record a turn, which the agent gets now."""
         turn, (completion, forced, fixed, grammar) = len(self.actions), given.sampled
-        if grammar is not None and (not self.grammars or self.grammars[-1][1] != grammar):
-            self.grammars.append((turn, grammar))
+        if grammar is not None and (not self._grammars or self._grammars[-1][1] != grammar):
+            self._grammars.append((turn, grammar))
         self.tree.add(given.prompt_ids, completion, turn, forced=forced, fixed=fixed)
         self.actions.append(given.action)
         self._given.append(given)
@@ -177,27 +182,27 @@ class Session:
         return any(seen.fault is Fault.POLICY for turn in turns for seen in self.observations(turn))
 
     async def _answer(self, request: Request, number: int) -> Given:
-        if number >= self.max_turns:
+        if number >= self._max_turns:
             if not self.ended.done():
                 self.ended.set_result(StopReason.TURN_LIMIT)
             raise RefusedError("the episode has reached its turn limit", code="turn_limit")
         ids = self._history.ids(request.said, request.tools)
-        self.is_full = len(ids) >= self.context_tokens
-        if self.is_full and self.must_fit and not self.actions:
+        self.is_full = len(ids) >= self._context_tokens
+        if self.is_full and self._must_fit and not self.actions:
             raise BadValueError(
-                f"the agent's first prompt has {len(ids)} tokens, but model.context_tokens is {self.context_tokens}",
+                f"the agent's first prompt has {len(ids)} tokens, but model.context_tokens is {self._context_tokens}",
                 fix="raise model.context_tokens, or offer fewer tools",
             )
         if self.is_full:
-            what = f"the prompt has {len(ids)} tokens, but the model's context has {self.context_tokens}"
+            what = f"the prompt has {len(ids)} tokens, but the model's context has {self._context_tokens}"
             raise RefusedError(what, code="context_length_exceeded")
         self.in_flight += 1
         try:
-            sampled = await self.sample(ids, request.tools, number)
+            sampled = await self._sample(ids, request.tools, number)
         finally:
             self.in_flight -= 1
         completion = sampled[0]
-        parsed = self.chat.parse(ids, completion.token_ids, request.specs)
+        parsed = self._chat.parse(ids, completion.token_ids, request.specs)
         # As in other servers of such models, a turn with a call that cannot be parsed is text.
         is_text = not request.calls_allowed or any(call.problem for call in parsed.calls)
         calls = () if is_text else parsed.calls
@@ -206,13 +211,9 @@ class Session:
             for index, call in enumerate(calls)
         )
         text = parsed.text if is_text and parsed.calls else parsed.prose
-        answer = Answer(
-            number=number,
-            text=text.encode("utf-8", "replace").decode(),
-            calls=asked,
-            cut=completion.finish is FinishReason.LENGTH,
-            usage=(len(ids), len(completion.token_ids)),
-        )
+        text, cut = text.encode("utf-8", "replace").decode(), completion.finish is FinishReason.LENGTH
+        usage = len(ids), len(completion.token_ids)
+        answer = Answer(number=number, text=text, calls=asked, cut=cut, usage=usage)
         action = Action(
             text=parsed.text,
             prose=parsed.prose,
