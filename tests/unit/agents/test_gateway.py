@@ -228,7 +228,8 @@ async def test_a_call_that_cannot_be_parsed_is_text(opened):
     async with opened(f'<tool_call>\n{{"name": "echo", "arguments": {{\n</tool_call>{END}') as (client, session, _, _):
         said = await completed(client, False, messages=HELLO, tools=CHAT_TOOLS)
         assert "tool_calls" not in said
-        assert "<tool_call>" in said["content"]
+        assert said["content"].startswith("<tool_call>")
+        assert END not in said["content"]
         [seen] = session.observations(0)
         assert seen.fault is not None
 

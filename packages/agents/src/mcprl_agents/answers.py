@@ -43,7 +43,8 @@ def whole(request: Request, answer: Answer) -> dict[str, Any]:
     """Return the body of an answer that is not streamed."""
     if request.api == "responses":
         return _response(request, answer)
-    message = {"role": "assistant", "content": answer.text or (None if answer.calls else ""), "refusal": None}
+    text = answer.text or (None if answer.calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if answer.calls:
         message["tool_calls"] = _calls(answer)
     choice = {"index": 0, "message": message, "finish_reason": _finish(answer), "logprobs": None}

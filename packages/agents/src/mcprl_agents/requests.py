@@ -159,7 +159,7 @@ def _role(message: Mapping[str, Any]) -> str:
     return role
 
 
-def _function_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _function_tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     tools = [_object(tool) for tool in _list(body.get("tools") or ())]
     if any(tool.get("type") != "function" for tool in tools):
         raise RefusedError("only tools of type function are supported")

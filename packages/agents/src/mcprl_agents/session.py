@@ -201,8 +201,8 @@ class Session:
             sampled = await self._sample(ids, request.tools, number)
         finally:
             self.in_flight -= 1
-        completion = sampled[0]
-        parsed = self._chat.parse(ids, completion.token_ids, request.specs)
+        completion, own = sampled[0], sampled[0].token_ids
+        parsed = self._chat.parse(ids, own, request.specs)
         # As in other servers of such models, a turn with a call that cannot be parsed is text.
         is_text = not request.calls_allowed or any(call.problem for call in parsed.calls)
         calls = () if is_text else parsed.calls
@@ -210,15 +210,15 @@ class Session:
             Asked(f"call_{number}_{index}", call.name, json.dumps(dict(call.arguments), ensure_ascii=False))
             for index, call in enumerate(calls)
         )
-        text = parsed.text if is_text and parsed.calls else parsed.prose
+        ended = own[-1] in self._chat.stop_token_ids
+        text = self._chat.decode(own[:-1] if ended else own) if is_text and parsed.calls else parsed.prose
         text, cut = text.encode("utf-8", "replace").decode(), completion.finish is FinishReason.LENGTH
-        usage = len(ids), len(completion.token_ids)
-        answer = Answer(number=number, text=text, calls=asked, cut=cut, usage=usage)
+        answer = Answer(number=number, text=text, calls=asked, cut=cut, usage=(len(ids), len(own)))
         action = Action(
             text=parsed.text,
             prose=parsed.prose,
             calls=parsed.calls,
-            sampled_ids=completion.token_ids,
+            sampled_ids=own,
             finish=completion.finish,
             weights_version=completion.weights_versions[0],
         )
