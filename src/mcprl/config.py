@@ -41,7 +41,6 @@ __all__ = [
     "KlConfig",
     "LearnerConfig",
     "ModelConfig",
-    "OpenTelemetryConfig",
     "RateSettings",
     "RewardsConfig",
     "RunConfig",
@@ -649,6 +648,10 @@ class VllmConfig(Section):
     """Merge each adapter into vLLM's weights, which is much faster on a CPU. Requires model.dtype=float32, because
     bfloat16 would round off most of a small adapter."""
 
+    weight_transfer: Literal["files", "direct"] = "files"
+    """How all weights (learner.tuning=full) reach vLLM. files: each version is a folder; direct: vLLM's weight-transfer
+    API (NCCL, or CUDA IPC if both take turns on a GPU; shared memory on a CPU). Only the last version is written."""
+
     @property
     def cpu_cache_gib(self) -> int:
         """Return the size of the KV cache if vLLM runs on a CPU, which vLLM reads from this variable."""
@@ -845,8 +848,6 @@ class ServersConfig(Section):
 
     file: FilePath | None = None
     """mcpServers file, in the JSON format used by MCP clients; not needed for replay."""
-    pins: FilePath | None = None
-    """File written by `mcprl tools pin`; the run stops if the tools differ from it."""
     cassette: FilePath | None = None
     """SQLite file of recorded calls."""
     cassette_mode: CassetteMode = "live"
@@ -882,13 +883,6 @@ class WeaveConfig(Section):
     """Weave project: entity/project, or project alone."""
 
 
-class OpenTelemetryConfig(Section):
-    """OpenTelemetry: spans of episodes, turns and calls, sent as OTLP over HTTP."""
-
-    endpoint: _HttpUrl
-    """URL of the collector for traces, such as http://127.0.0.1:4318/v1/traces."""
-
-
 class TrackingConfig(Section):
     """Trackers of a run, in addition to its folder. A tracker that is down neither slows nor stops the run."""
 
@@ -900,13 +894,11 @@ class TrackingConfig(Section):
     """Weights & Biases; null: off."""
     weave: WeaveConfig | None = None
     """Weave; null: off."""
-    opentelemetry: OpenTelemetryConfig | None = None
-    """OpenTelemetry; null: off."""
 
     @property
     def named(self) -> list[str]:
         """Return the names of the enabled trackers. Their settings, extras and processes have the same names."""
-        return [name for name in ("wandb", "weave", "tensorboard", "opentelemetry", "tracker") if getattr(self, name)]
+        return [name for name in ("wandb", "weave", "tensorboard", "tracker") if getattr(self, name)]
 
 
 class RunConfig(Section):
@@ -1007,6 +999,22 @@ class RunConfig(Section):
             raise ValueError(
                 f"sampling.vllm.merge_adapters with model.dtype={self.model.dtype} would round off most of a small "
                 "adapter: set merge_adapters to false, or model.dtype to float32"
+            )
+        return self
+
+    @property
+    def sends_weights(self) -> bool:
+        """Return whether the learner sends all weights to vLLM instead of writing each version to files."""
+        return self.sampling.vllm.weight_transfer == "direct"
+
+    @model_validator(mode="after")
+    def _weights_can_be_sent(self) -> RunConfig:
+        servers, learner = self.placement.sampler, self.learner
+        is_zero3 = learner.processes > 1 and learner.sharding == "zero3"
+        if self.sends_weights and (self.engine != "vllm" or learner.tuning != "full" or servers.urls or is_zero3):
+            raise ValueError(
+                "sampling.vllm.weight_transfer=direct sends all weights to vLLM servers that the run starts: it needs "
+                "engine=vllm, learner.tuning=full, learner.sharding=fsdp2, no placement.sampler.urls; set it to files"
             )
         return self
 

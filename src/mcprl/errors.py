@@ -360,12 +360,13 @@ class BadToolSchemaError(ConfigurationError, code="E-TOOL-005"):
 
 
 class ToolsChangedError(ConfigurationError, code="E-TOOL-006"):
-    """A server's tools, their descriptions or schemas differ from those pinned: the policy would be misled.
+    """A server's tools, their descriptions or schemas changed during the run: the policy would be misled.
 
-    Causes: the server was updated; someone changed a description, which the policy reads as an instruction; the pin
-    file belongs to other servers.
-    Fix: review the changes shown in the message; if you accept them, run `mcprl tools pin` and start again.
-    Example: pins.json pins no tools of server 'fmp'. Fix: review the server's tools, then run `mcprl tools pin`.
+    Causes: the server was updated; someone changed a description, which the policy reads as an instruction.
+    Fix: review the changes shown in the message, keep the server from changing while a run is open, then start or
+    resume the run.
+    Example: server 'fmp' changed its tools during the run: changed 'fmp_get_quote'. Fix: keep the server from changing
+    while the run is open; review the changes, then start or resume the run.
     """
 
 
@@ -458,10 +459,11 @@ class NoCheckpointError(ConfigurationError, code="E-RUN-003"):
 class OtherStateError(ConfigurationError, code="E-RUN-004"):
     """A checkpoint was saved with settings that differ from those of the run that loads it.
 
-    Causes: the model, the sharding or the number of processes has changed; a checkpoint from another version of mcprl.
+    Causes: the model, the sharding or, with ZeRO-3, the number of processes has changed; a checkpoint from another
+    version of mcprl.
     Fix: resume with the settings named in the message, or start a new run.
-    Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with fsdp2, but is being loaded by
-    one process. Fix: resume with learner.processes=2 and learner.sharding=fsdp2.
+    Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with zero3, but is being loaded by
+    one process. Fix: resume with learner.processes=2 and learner.sharding=zero3.
     """
 
 

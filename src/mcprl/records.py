@@ -368,7 +368,6 @@ class LostEpisode:
     attempt: int
     code: str
     reason: str
-    turns: tuple[tuple[ToolCall, ...], ...] = ()  # the calls of each turn, up to the one that failed
 
     def __str__(self) -> str:
         return f"{self.task_id}/{self.member} ({self.code} {self.reason})"

@@ -23,6 +23,7 @@ from mcprl.errors import (
     ServerBusyError,
     ServerLostError,
     ToolServerError,
+    UserCodeError,
 )
 from mcprl.records import FollowUp, Message, Observation, Source, StopReason, Task, ToolCall, Trajectory, Turn
 from mcprl.samplers import Completion, Sampler, SampleRequest
@@ -266,6 +267,8 @@ class EpisodeLoop(ABC):
             stop = await self._run_to_end(episode, task)
         except InfrastructureError as error:
             stop = await self._end_by_fault(episode, task, error)
+        except UserCodeError as error:
+            raise UserCodeError(f"{error.what}, in episode {member} of step {step + 1}", fix=error.fix) from error
         environment, functions = episode.environment, self._functions
         assert environment is not None
         # A record without a part waits for its group.

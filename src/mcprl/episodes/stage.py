@@ -44,7 +44,7 @@ from mcprl.tools.limits import SharedLimits
 from mcprl.tools.stats import StatsDocument
 
 if TYPE_CHECKING:
-    from mcprl.samplers.vllm import VllmSampler
+    from mcprl.samplers.vllm import Send, VllmSampler
     from mcprl.skyrl.engine import SkyrlEngine
 
 _VLLM: Final = SettingNames("vLLM", "placement.sampler.urls", "model.path", "placement.sampler.key_env")
@@ -215,6 +215,10 @@ class MeteredSampler:
 
     async def publish(self, weights: Weights) -> Weights:
         return await self._sampler.publish(weights)
+
+    def receive_from(self, send: Send) -> None:
+        """Let vLLM get all weights from the learner instead of files."""
+        cast("VllmSampler", self._sampler).receive_from(send)
 
     async def sleep(self) -> None:
         """Leave the GPUs to the learner, if the placement lets them take turns."""

@@ -61,23 +61,36 @@ MAY_IMPORT = {
     "mcprl_suites": BEFORE_TRAINING | {"evaluation", "servers", "cli"},
     # Not the market: it must not know the world that it explores.
     "mcprl_agents": BEFORE_EPISODES | {"episodes"},
-    "mcprl_synthesis": BASE | {"tasks", "tools", "episodes", "scaffold", "evaluation", "cli"},
+    "mcprl_synthesis": BASE | {"tasks", "tools", "servers", "episodes", "scaffold", "evaluation", "cli"},
 }
 
 # Who may import a heavy library: files, or folders that end in a slash.
 OWNERS = {
     "mcp": ("tools/", "servers/", "scaffold/template/server.py", "mcprl_market/", "mcprl_suites/", "mcprl_agents/"),
-    "mcp_types": ("tools/", "servers/", "scaffold/template/server.py", "mcprl_market/", "mcprl_suites/", "mcprl_agents/"),
-    "vllm": ("samplers/vllm_worker.py",),
+    "mcp_types": (
+        "tools/",
+        "servers/",
+        "scaffold/template/server.py",
+        "mcprl_market/",
+        "mcprl_suites/",
+        "mcprl_agents/",
+    ),
+    "vllm": ("samplers/vllm_worker.py", "samplers/vllm_transfer.py"),
     "ray": ("episodes/ray_workers.py", "mcprl_skyrl_gym/trainer.py"),
     "tinker": ("skyrl/",),
     "skyrl": ("skyrl/serve.py", "mcprl_skyrl_gym/trainer.py"),
     "skyrl_gym": ("mcprl_skyrl_gym/",),
-    "torch": ("learning/", "samplers/transformers.py", "samplers/vllm_worker.py", "grammar/masks.py"),
+    "torch": (
+        "learning/",
+        "samplers/transformers.py",
+        "samplers/vllm_worker.py",
+        "samplers/vllm_transfer.py",
+        "grammar/masks.py",
+    ),
     "deepspeed": ("learning/sharding.py",),
     "peft": ("learning/", "samplers/transformers.py"),
     "accelerate": ("learning/", "samplers/transformers.py"),
-    "transformers": ("chat/", "grammar/masks.py", "learning/", "samplers/transformers.py", "skyrl/serve.py"),
+    "transformers": ("chat/", "grammar/masks.py", "learning/", "samplers/", "skyrl/serve.py"),
     "renderers": ("chat/", "grammar/calls.py"),
     "xgrammar": ("grammar/masks.py",),
     "duckdb": ("mcprl_dashboard/",),
@@ -85,7 +98,6 @@ OWNERS = {
     "wandb": ("tracking/wandb.py",),
     "weave": ("tracking/weave.py",),
     "tensorboard": ("tracking/tensorboard.py",),
-    "opentelemetry": ("tracking/opentelemetry.py",),
     "bfcl_eval": ("mcprl_suites/",),
 }
 

@@ -26,8 +26,7 @@ from mcprl.episodes import reward_functions
 from mcprl.goals import AnyText, Goal
 from mcprl.records import Solution, Task, ToolCall
 from mcprl.tools import Tool
-from mcprl.tools.catalog import Catalog, ToolDefinition
-from mcprl.tools.pins import write_pins
+from mcprl.tools.catalog import Catalog
 from mcprl.verdicts import Severity
 from shipped_tools import SHIPPED_TOOLS
 
@@ -61,7 +60,7 @@ BEFORE: dict[str, tuple[str, ...]] = {
     "tasks": _TOOLS,
     **dict.fromkeys(("scoring", "leaks", "answers", "learnable"), (*_FILES, "leaks")),
     **dict.fromkeys(("keys", "server", "servers", "catalog"), _SERVERS),
-    **dict.fromkeys(("call", "pins"), (*_SERVERS, "calls", "pins")),
+    "call": (*_SERVERS, "calls"),
     **dict.fromkeys(("preamble", "names", "solvable", "recorded", "duplicates", "worlds"), _TOOLS),
     **dict.fromkeys(("prompt", "warm"), (*_TOOLS, "prompt length")),
     **dict.fromkeys(
@@ -311,21 +310,6 @@ def tool_that_returns_only_an_image(patient, monkeypatch):
 )
 def tool_that_returns_an_error_as_a_success(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), content=[{"type": "text", "text": '{"error": "quota"}'}])
-
-
-@fault("pins", BAD, "changed 'find_person'", "mcprl tools pin", "E-TOOL-006")
-def description_that_changed_since_it_was_pinned(patient, monkeypatch):
-    pin(patient, "people", "Town of a colleague.")
-
-
-@fault("pins", BAD, "gone.json cannot be read", "or remove servers.pins", "E-CONF-001")
-def missing_pins(patient, monkeypatch):
-    patient.set("servers.pins", "gone.json")
-
-
-@fault("pins", BAD, "pins no tools of server 'people'", "mcprl tools pin", "E-TOOL-006")
-def server_that_was_never_pinned(patient, monkeypatch):
-    pin(patient, "peoples", "City of a colleague.")
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -652,9 +636,10 @@ def budget_that_ends_before_the_run(patient, monkeypatch):
     patient.set("servers.settings.people.budget.calls", 3)
 
 
-@fault("trackers", WARN, "http://127.0.0.1:9/v1/traces does not answer", "start the tracker, correct its address")
+@fault("trackers", WARN, "http://127.0.0.1:9 does not answer", "start the tracker, correct its address")
 def tracker_that_is_down(patient, monkeypatch):
-    patient.set("tracking.opentelemetry.endpoint", "http://127.0.0.1:9/v1/traces")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    patient.set("tracking.weave.project", "e/p")
 
 
 # ---- the advice, followed --------------------------------------------------------------------------------------------
@@ -734,10 +719,6 @@ def gives_the_path(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     del patient.write
 
 
-def pins_again(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    pin(patient, "people", "City of a colleague.")
-
-
 def all_of(*follows: Follow) -> Follow:
     return lambda patient, monkeypatch: [follow(patient, monkeypatch) for follow in follows]
 
@@ -777,7 +758,6 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "server-in-a-missing-folder": (serves(people=WELL),),
     "missing-cassette": (sets(servers__cassette_mode="record"),),
     "cassette-in-a-missing-folder": (lambda patient, _: (patient.folder / "gone").mkdir(),),
-    "missing-pins": (removes("servers.pins"), pins_again),
     "outputs-that-are-a-file": (sets(training__outputs="outputs"),),
     "server-that-dies-at-start": (serves(people=WELL),),
     "server-that-hangs-at-start": (serves(people=WELL),),
@@ -797,8 +777,6 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "tool-that-returns-nothing": (serves(people=WELL), DENIED),
     "tool-that-returns-only-an-image": (serves(people=WELL), DENIED),
     "tool-that-returns-an-error-as-a-success": (serves(people=WELL),),
-    "description-that-changed-since-it-was-pinned": (pins_again,),
-    "server-that-was-never-pinned": (pins_again,),
     "missing-task-file": (sets(tasks__train="train.jsonl"),),
     "bad-row": (task_has(1, anwser=None, answer="Lima"),),
     "duplicate-ids": (task_has(1, id="hiro"),),
@@ -858,7 +836,7 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
         serves(shown={"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer key"}}),
         serves(shown=server(tool("other"))),
     ),
-    "tracker-that-is-down": (sets(tracking__opentelemetry=None),),
+    "tracker-that-is-down": (sets(tracking__weave=None),),
 }
 
 # Faults of the audit against the user's documents: "doctor says ready and should not", and sick results.
@@ -1075,12 +1053,3 @@ def copied_model(patient: Patient):
     folder = shutil.copytree(patient.settings["model"]["path"], patient.folder / "model")
     patient.set("model.path", "./model")
     return folder
-
-
-def pin(patient: Patient, name: str, description: str) -> None:
-    listed = tool("find_person", description)
-    definition = ToolDefinition(
-        name="find_person", description=description, parameters=listed["inputSchema"], read_only=True
-    )
-    write_pins(patient.folder / "pins.json", {name: ("1", [definition])})
-    patient.set("servers.pins", "pins.json")
