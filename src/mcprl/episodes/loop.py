@@ -30,7 +30,7 @@ from mcprl.samplers import Completion, Sampler, SampleRequest
 from mcprl.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from mcprl.chat import Chat
+    from mcprl.chat import Chat, ParsedTurn
     from mcprl.grammar.masks import TurnGrammars
 
 # Extra time, as a fraction of the deadline, to check the state of the world after an episode reached its deadline.
@@ -447,14 +447,7 @@ class EpisodeRunner(EpisodeLoop):
         forced, fixed = await self._choices(grammar, completion)
         columns.add_turn(completion, turn, forced=forced, fixed=fixed)
         parsed = self._chat.parse(prompt_ids, completion.token_ids, episode.tools)
-        return Action(
-            text=parsed.text,
-            prose=parsed.prose,
-            calls=parsed.calls,
-            sampled_ids=completion.token_ids,
-            finish=completion.finish,
-            weights_version=completion.weights_versions[0],
-        )
+        return action_of(parsed, completion)
 
     def _show(self, episode: LiveEpisode, shown: Sequence[Message]) -> bool:
         columns, last = episode.columns, episode.actions[-1].sampled_ids
@@ -492,6 +485,18 @@ class EpisodeRunner(EpisodeLoop):
             seed=derive_seed(self._config.seed, "turn", *seed_path),
             grammar=grammar,
         )
+
+
+def action_of(parsed: ParsedTurn, completion: Completion) -> Action:
+    """Return a sampled turn as an action."""
+    return Action(
+        text=parsed.text,
+        prose=parsed.prose,
+        calls=parsed.calls,
+        sampled_ids=completion.token_ids,
+        finish=completion.finish,
+        weights_version=completion.weights_versions[0],
+    )
 
 
 def _as_it_went(task: Task, turns: Sequence[Turn]) -> Task:

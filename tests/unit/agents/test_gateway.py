@@ -12,7 +12,7 @@ import httpx2
 import openai
 import pytest
 from mcp import Client
-from staged_episodes import FunctionTools, make_task
+from staged_episodes import FunctionTools, make_config, make_task
 
 from mcprl.config import RewardsConfig
 from mcprl.episodes.environment import Environment
@@ -20,7 +20,7 @@ from mcprl.episodes.loop import LiveEpisode
 from mcprl.records import FinishReason
 from mcprl.samplers import Completion
 from mcprl_agents.gateway import Gateway
-from mcprl_agents.session import Session
+from mcprl_agents.session import Session, warn_of_override
 
 END = "<|im_end|>"
 ECHO = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -79,9 +79,9 @@ def opened(chat, encode):
         tools = FunctionTools(echo=lambda text: text)
         tools.tools[0].parameters = ECHO
         environment = Environment(make_task(), tools, preamble=(), max_turns=20, rewards=RewardsConfig())
-        limits = {"max_turns": 20, "context_tokens": 4096} | settings
-        episode = LiveEpisode(task=replace(make_task(), must_fit=False), seed_path=(0, "task", 0))
-        session = WatchedSession(chat, episode, environment, model.sample, set(), **limits)
+        config = make_config(**{"context_tokens": 4096} | settings)
+        episode = LiveEpisode(task=replace(make_task(max_turns=20), must_fit=False), seed_path=(0, "task", 0))
+        session = WatchedSession(config, chat, episode, environment, model.sample)
         session.kept = asyncio.Event()
         async with Gateway().open() as gateway:
             with gateway.serve(session) as token:
@@ -217,10 +217,12 @@ async def test_two_sub_agents_with_equal_requests_are_two_branches(opened):
 
 
 async def test_sampling_settings_are_the_runs_and_said_once(opened, caplog):
+    warn_of_override.cache_clear()
     async with opened(f"One.{END}", f"Two.{END}") as (client, session, _, _):
         for _ in range(2):
             await completed(client, False, messages=HELLO, temperature=0.1, top_p=0.5)
-        assert session._overridden == {"temperature", "top_p"}
+    assert len(session.actions) == 2
+    assert caplog.text.count("top_p") == 1
     assert caplog.text.count("temperature") == 1
 
 
@@ -235,7 +237,7 @@ async def test_a_call_that_cannot_be_parsed_is_text(opened):
 
 
 async def test_errors_have_the_form_that_clients_expect(opened):
-    async with opened(f"One.{END}", context_tokens=30) as (client, _, _, url):
+    async with opened(f"One.{END}", context_tokens=64) as (client, _, _, url):
         long: Any = [{"role": "user", "content": "word " * 100}]
         with pytest.raises(openai.BadRequestError) as raised:
             await completed(client, False, messages=long)

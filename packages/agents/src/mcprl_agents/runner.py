@@ -72,7 +72,6 @@ class AgentRunner(EpisodeRunner):
         self._gateway = gateway
         self._log = log
         self._finished = 0
-        self._overridden: set[str] = set()
 
     async def _offer(self, episode: LiveEpisode, tools: list[dict[str, Any]]) -> None:
         episode.tools = tools  # each request has its own tools, and so its own grammar
@@ -84,15 +83,8 @@ class AgentRunner(EpisodeRunner):
         assert isinstance(episode, _AgentEpisode)
         agent = self._config.episodes.agent
         assert agent is not None
-        session = episode.session = Session(
-            self._chat,
-            episode,
-            environment,
-            partial(self._sampled, episode),
-            self._overridden,
-            max_turns=self._config.episodes.turn_limit(episode.task),
-            context_tokens=self._config.model.context_tokens,
-        )
+        sample = partial(self._sampled, episode)
+        session = episode.session = Session(self._config, self._chat, episode, environment, sample)
         given = task_json(episode.task, environment.messages, self._config.name)
         try:
             with self._gateway.serve(session) as token:
@@ -169,9 +161,8 @@ class AgentRunner(EpisodeRunner):
         else:
             self._note(session, environment)
             waited_s = time.monotonic() - session.last_event_s
-        late: InfrastructureError = AgentHungError(
-            f"the agent did nothing for {waited_s:.3g} s, until the deadline of the episode", fix=_READ_LOG
-        )
+        what = f"the agent did nothing for {waited_s:.3g} s, until the deadline of the episode"
+        late: InfrastructureError = AgentHungError(what, fix=_READ_LOG)
         if session is None or episode.waited:
             late = EpisodeDeadlineError(
                 f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, of which it "

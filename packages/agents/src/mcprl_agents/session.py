@@ -8,12 +8,13 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from mcprl.chat import Chat
+from mcprl.config import RunConfig
 from mcprl.episodes.environment import Action, Environment
-from mcprl.episodes.loop import LiveEpisode
+from mcprl.episodes.loop import LiveEpisode, action_of
 from mcprl.errors import BadValueError, Fault, InfrastructureError
 from mcprl.records import FinishReason, Observation, Source, StopReason, ToolCall
 from mcprl.samplers import Completion
@@ -31,8 +32,7 @@ Sample = Callable[[tuple[int, ...], str, int], Awaitable[Sampled]]
 """Samples a turn after these ids with these tools, which is the answer to the request of this number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Given(NamedTuple):
     """A sampled turn with all that is recorded of it once the agent gets it."""
 
     answer: Answer
@@ -50,15 +50,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        chat: Chat,
-        episode: LiveEpisode,
-        environment: Environment,
-        sample: Sample,
-        overridden: set[str],
-        *,
-        max_turns: int,
-        context_tokens: int,
+        self, config: RunConfig, chat: Chat, episode: LiveEpisode, environment: Environment, sample: Sample
     ) -> None:
         self.environment = environment
         self.tree = TokenTree(episode.columns)
@@ -70,8 +62,8 @@ class Session:
         self.in_flight = 0
         self.is_full = False
         self.faulty_turn: int | None = None
-        self._chat, self._sample, self._overridden = chat, sample, overridden
-        self._max_turns, self._context_tokens, self._must_fit = max_turns, context_tokens, episode.task.must_fit
+        self._chat, self._sample, self._must_fit = chat, sample, episode.task.must_fit
+        self._max_turns, self._context_tokens = config.episodes.turn_limit(episode.task), config.model.context_tokens
         self._history = History(chat)
         self._given: list[Given] = []
         self._requests = self._unasked = 0
@@ -86,9 +78,8 @@ class Session:
         if waiting := self._undelivered.get(body):
             return waiting.pop(0)
         self._told |= {one.call_id: one.text for one in request.said if one.call_id is not None}
-        for name in set(request.overridden) - self._overridden:
-            self._overridden.add(name)
-            _logger.warning("the agent sets %s, but the run's own settings decide; this is said once", name)
+        for name in request.overridden:
+            warn_of_override(name)
         number = self._requests
         self._requests += 1
         task = asyncio.create_task(self._answer(request, number))
@@ -163,23 +154,17 @@ class Session:
         for index, call in enumerate(given.action.calls):
             seen = self._observed.get((turn, index))
             if seen is None:
-                told = self._told.get(f"call_{given.answer.number}_{index}", "")
+                text = call.problem or self._told.get(f"call_{given.answer.number}_{index}", "")
                 is_mistake = call.problem is not None or _plain(call.name) not in offered
-                seen = Observation(
-                    tool=call.name,
-                    server=None,
-                    text=call.problem or told,
-                    fault=Fault.POLICY if is_mistake else None,
-                    source=Source.LIVE if is_mistake else Source.AGENT,
-                )
+                fault, source = (Fault.POLICY, Source.LIVE) if is_mistake else (None, Source.AGENT)
+                seen = Observation(tool=call.name, server=None, text=text, fault=fault, source=source)
             found.append(seen)
         return tuple(found)
 
     @property
     def ends_in_a_mistake(self) -> bool:
         """Whether the policy's last turn called what does not exist, or was rejected."""
-        turns = range(len(self.actions))[-1:]
-        return any(seen.fault is Fault.POLICY for turn in turns for seen in self.observations(turn))
+        return any(seen.fault is Fault.POLICY for seen in self.observations(len(self.actions) - 1))
 
     async def _answer(self, request: Request, number: int) -> Given:
         if number >= self._max_turns:
@@ -214,15 +199,7 @@ class Session:
         text = self._chat.decode(own[:-1] if ended else own) if is_text and parsed.calls else parsed.prose
         text, cut = text.encode("utf-8", "replace").decode(), completion.finish is FinishReason.LENGTH
         answer = Answer(number=number, text=text, calls=asked, cut=cut, usage=(len(ids), len(own)))
-        action = Action(
-            text=parsed.text,
-            prose=parsed.prose,
-            calls=parsed.calls,
-            sampled_ids=own,
-            finish=completion.finish,
-            weights_version=completion.weights_versions[0],
-        )
-        return Given(answer=answer, action=action, request=request, prompt_ids=ids, sampled=sampled)
+        return Given(answer, action_of(parsed, completion), request, ids, sampled)
 
     def _place_of(self, name: str, arguments: str) -> tuple[int, int] | None:
         for turn, given in enumerate(self._given):
@@ -232,6 +209,12 @@ class Session:
                     self._claimed.add(place)
                     return place
         return None
+
+
+@cache
+def warn_of_override(name: str) -> None:
+    """Say once that a setting of the agent has no effect."""
+    _logger.warning("the agent sets %s, but the run's own settings decide; this is said once", name)
 
 
 def _plain(name: str) -> str:
