@@ -1,7 +1,7 @@
 """Reads requests of OpenAI's two APIs into one form, in which unedited messages are equal.
 
-What SDKs change when they send a message back is no edit: null for "", a text as a list of parts, the order and the
-spaces of the JSON of arguments. Sampling settings are the run's: those in a request are noted in `overridden`.
+It is not an edit if an SDK sends a message back in another form: null for "", a text as a list of parts, the order and
+the spaces of the JSON of arguments. Sampling settings are the run's: those in a request are noted in `overridden`.
 """
 
 from __future__ import annotations
