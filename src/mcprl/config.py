@@ -323,6 +323,13 @@ def _with_default_turns(value: object) -> object:
     return {**_MAX_TURNS, **cast("dict[Any, Any]", value)} if isinstance(value, dict) else value
 
 
+class AgentConfig(Section):
+    """A program that plays the episodes with its own prompts and its own loop. It needs the extra `agents`."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    """The program and its arguments, started once per episode in the folder where mcprl was started."""
+
+
 class EpisodesConfig(Section):
     """How episodes run."""
 
@@ -336,6 +343,8 @@ class EpisodesConfig(Section):
     """Deadline of an episode, in seconds. It also limits each turn."""
     injected_errors: float = Field(default=0.0, ge=0, lt=1)
     """Share of tool calls that mcprl makes fail on purpose, to teach the policy to recover."""
+    agent: AgentConfig | None = None
+    """Program that plays the episodes; null: the loop of mcprl."""
 
     def turn_limit(self, task: Task) -> int:
         """Return how many turns an episode of a task may take after each user message."""
@@ -945,6 +954,15 @@ class RunConfig(Section):
         if self.algorithm.minibatches > trajectories:
             raise ValueError(
                 f"algorithm.minibatches is {self.algorithm.minibatches}, but a batch has only {trajectories} episodes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _agents_are_not_imitated(self) -> RunConfig:
+        if self.episodes.agent is not None and (self.algorithm.warm_start.weight > 0 or self.sft is not None):
+            raise ValueError(
+                "episodes.agent has prompts of its own, which demonstrations do not have: set "
+                "algorithm.warm_start.weight to 0, and do not use `mcprl sft`"
             )
         return self
 

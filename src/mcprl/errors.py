@@ -56,6 +56,11 @@ The tree has one branch for each kind of fault, because the kind decides what th
         ├── JudgeError               E-EPIS-012   the judge gave no grade
         ├── RewardFunctionError      E-EPIS-013   a reward function with on_error: lose_episode failed
         ├── UserModelError           E-EPIS-014   the model that plays the user gave no reply
+        ├── AgentError               the agent's program failed, and the policy is not to blame
+        │   ├── AgentFailedError     E-AGENT-010  the agent ended with an error
+        │   ├── AgentSilentError     E-AGENT-011  the agent ended without calling the model
+        │   ├── AgentHungError       E-AGENT-012  the agent did nothing until the deadline
+        │   └── AgentRequestError    E-AGENT-013  the agent sent what the model cannot be asked
         ├── LearnerLostError         E-LEARN-010  a process of the learner ended or disconnected
         ├── EngineStartError         E-ENG-010    the engine's server did not become ready
         ├── EngineLostError          E-ENG-011    the engine's server disappeared or failed a request
@@ -77,6 +82,11 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 __all__ = [
+    "AgentError",
+    "AgentFailedError",
+    "AgentHungError",
+    "AgentRequestError",
+    "AgentSilentError",
     "AlignmentError",
     "BadToolSchemaError",
     "BadValueError",
@@ -280,7 +290,7 @@ class NoReachableToolError(ConfigurationError, code="E-TASK-003"):
 
     Causes: no read-only tool can be called without arguments; no result holds a value that another tool takes; the
     servers do not declare which tools are read-only.
-    Fix: pass values in a file: `mcprl tasks synthesize --hints hints.yaml`.
+    Fix: pass values, or the tools that only read, in a file: `mcprl tasks synthesize --hints hints.yaml`.
     Example: no tool of directory can be called with known values: find_person needs name, list_people needs city. Fix:
     write values for them into a file, such as `values: {city: [...]}`, and pass it with --hints.
     """
@@ -626,6 +636,47 @@ class UserModelError(InfrastructureError, code="E-EPIS-014"):
     Causes: the endpoint is down or busy; the model takes longer than 60 s, or its answer has no text.
     Fix: check that tasks.user.url answers, and that its model is not a reasoning model that needs more tokens.
     Example: the simulated user said nothing within 60 s. Fix: use a faster model, or lower its load.
+    """
+
+
+class AgentError(InfrastructureError):
+    """The program in `episodes.agent` failed. Such an episode is run again, and stops the run if it keeps failing."""
+
+
+class AgentFailedError(AgentError, code="E-AGENT-010"):
+    """The agent ended with an error, and nothing that the model said explains it.
+
+    Causes: a bug in the agent; a missing library or file; an agent that another process killed.
+    Fix: read the agent's log, logs/agent.log in the run's folder, and correct the agent.
+    Example: the agent ended with exit code 1 before it called the model: ModuleNotFoundError: No module named 'agents'.
+    Fix: read logs/agent.log, and correct the agent.
+    """
+
+
+class AgentSilentError(AgentError, code="E-AGENT-011"):
+    """The agent ended without an error, but never called the model of the run.
+
+    Causes: an agent with a base URL of its own; one that does not read OPENAI_BASE_URL.
+    Fix: let the agent use the base URL in OPENAI_BASE_URL and the key in OPENAI_API_KEY.
+    Example: the agent ended without calling the model. Fix: let it use the base URL in OPENAI_BASE_URL.
+    """
+
+
+class AgentHungError(AgentError, code="E-AGENT-012"):
+    """The agent neither called the model or a tool nor ended, until the deadline of the episode.
+
+    Causes: an agent that waits for input or for another service; a loop without end.
+    Fix: read the agent's log, and let it end after its answer, or raise episodes.deadline_s.
+    Example: the agent did nothing for 540 s, until the deadline of the episode. Fix: read logs/agent.log.
+    """
+
+
+class AgentRequestError(AgentError, code="E-AGENT-013"):
+    """The agent sent a request that this model cannot be asked, or too much output.
+
+    Causes: images; a conversation that the model's chat template cannot render; more than 1 MiB on stdout.
+    Fix: correct the agent's request, or write debugging output to stderr.
+    Example: the agent's messages cannot be rendered: the first message is from a tool. Fix: correct the agent.
     """
 
 

@@ -6,7 +6,6 @@ so the code that rewrites a schema sees every keyword that applies to a value, t
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -148,10 +147,11 @@ class Document:
         self._checking = Checking(self.steps)
         self._validators: dict[object, Validator] = {}
 
-    def is_valid(self, value: Any, part: Part) -> bool:
-        """Return whether a value is surely valid against a part of the original schema.
+    def is_valid(self, value: Any, part: Part, *, unsure: bool) -> bool:
+        """Return whether a value is valid against a part of the original schema.
 
-        This cannot be decided if a reference cannot be followed or a pattern cannot be searched in linear time.
+        Returns `unsure` if that cannot be decided, because a reference cannot be followed or a pattern cannot be
+        searched in linear time.
         """
         if part.key not in self._validators:
             schema = part.schema if part.made else {"$ref": "urn:tool#" + quote(part.path)}
@@ -160,8 +160,8 @@ class Document:
         try:
             valid = bool(self._checking.run(lambda: self._validators[part.key].is_valid(value)))
         except (Unresolvable, RecursionError):
-            return False
-        return valid and self._checking.assumed == assumed
+            return unsure
+        return valid if self._checking.assumed == assumed else unsure
 
     def gather(self, parts: Sequence[Part]) -> tuple[tuple[Part, ...], bool]:
         """Return the parts and all parts that `allOf` and `$ref` lead to, and whether a reference was followed."""
@@ -371,42 +371,52 @@ class Branches:
             self._findings.add_all(self.parts[name], ("required", "minItems", "anyOf", "oneOf"), why)
 
     def _check_one_of(self, part: Part, branches: Sequence[Schema | None]) -> None:
-        for first, second in itertools.permutations(range(len(branches)), 2):
-            one, other = branches[first], branches[second]
-            if one is not None and other is not None and not self._differs(one, other, 0):
-                why = f"a value may match both branch {min(first, second)} and branch {max(first, second)}"
+        for index, written in enumerate(branches):
+            for other in range(len(branches)):
+                if other == index or written is None or self._differs(written, part.at("oneOf", other), 0):
+                    continue
+                why = f"a value may match both branch {min(index, other)} and branch {max(index, other)}"
                 self._findings.add(part, "oneOf", why)
                 return
 
-    def _differs(self, one: Schema, other: Schema, depth: int) -> bool:
-        """Return whether the original of the rewritten schema `other` rejects every value of `one`.
-
-        They differ in the type, in the values of an `enum`, or in a property. The original of `other` may allow further
-        properties, so it matters what `other` requires.
-        """
+    def _differs(self, written: Schema, branch: Part, depth: int) -> bool:
+        """Return whether no value of the rewritten schema is valid against this branch of the original schema."""
         self._document.steps.spend()
-        if "$ref" in one or "$ref" in other:
-            resolved = [
-                self._definitions[s["$ref"].removeprefix("#/$defs/")] if "$ref" in s else s for s in (one, other)
-            ]
-            known = [each for each in resolved if each is not None]
-            return len(known) < 2 or (depth < _MAX_DEPTH and self._differs(known[0], known[1], depth + 1))
-        if "anyOf" in one:
-            return all(self._differs(option, other, depth) for option in one["anyOf"])
-        if "anyOf" in other:
-            return all(self._differs(one, option, depth) for option in other["anyOf"])
-        if "enum" in one and "enum" in other:
-            return not any(value == each for value in one["enum"] for each in other["enum"])
-        kinds, other_kinds = _kinds_of(one), _kinds_of(other)
-        if kinds is None or other_kinds is None or not kinds & other_kinds:
-            return kinds is not None and other_kinds is not None
-        if "properties" not in one or "properties" not in other:
+        if "$ref" in written:
+            target = self._definitions[written["$ref"].removeprefix("#/$defs/")]
+            return target is None or (depth < _MAX_DEPTH and self._differs(target, branch, depth + 1))
+        if "anyOf" in written:
+            return all(self._differs(option, branch, depth) for option in written["anyOf"])
+        if "enum" in written:
+            return not any(self._document.is_valid(value, branch, unsure=True) for value in written["enum"])
+        parts, _ = self._document.gather((branch,))
+        return any(self._differs_from_part(written, part, depth) for part in parts)
+
+    def _differs_from_part(self, written: Schema, part: Part, depth: int) -> bool:
+        if part.schema is False:
+            return True
+        for keyword in ("anyOf", "oneOf"):
+            branches = [part.at(keyword, index) for index in range(len(part.get(keyword, ())))]
+            if branches and depth < _MAX_DEPTH and all(self._differs(written, each, depth + 1) for each in branches):
+                return True
+        kind = written.get("type")
+        if kind is None:
             return False
-        needed: Sequence[str] = other.get("required", ())
-        certain = {*needed, *one.get("required", ())} & one["properties"].keys() & other["properties"].keys()
-        return any(name not in one["properties"] for name in needed) or any(
-            depth < _MAX_DEPTH and self._differs(one["properties"][name], other["properties"][name], depth + 1)
-            for name in certain
+        kinds = _kinds_of(part)
+        if kinds is not None and not _kinds(kind) & kinds:
+            return True
+        return kind == "object" and "properties" in written and self._objects_differ(written, part, depth)
+
+    def _objects_differ(self, written: Schema, part: Part, depth: int) -> bool:
+        properties: dict[str, Schema] = written["properties"]
+        needed: list[str] = part.get("required", [])
+        if any(name not in properties for name in needed):
+            return True
+        certain = {*needed, *written.get("required", ())}
+        return depth < _MAX_DEPTH and any(
+            self._differs(properties[name], part.at("properties", name), depth + 1)
+            for name in part.get("properties", {})
+            if name in certain and name in properties
         )
 
     def _endless(self) -> list[str]:
@@ -418,10 +428,20 @@ class Branches:
         return [name for name in defined if name not in ending]
 
 
-def _kinds_of(schema: Schema) -> set[str] | None:
-    """Return the types that a rewritten schema allows. None: any."""
-    declared = [schema["type"]] if "type" in schema else [_kind_of_value(value) for value in schema.get("enum", ())]
-    return {each for kind in declared for each in ({"number", "integer"} if kind == "number" else {kind})} or None
+def _kinds(kind: str) -> set[str]:
+    """Return the types that have values in common with this type."""
+    return {"number", "integer"} if kind == "number" else {kind}
+
+
+def _kinds_of(part: Part) -> set[str] | None:
+    """Return the types that a part allows. None: any."""
+    if "enum" in part or "const" in part:
+        values: list[Any] = part.get("enum") if "enum" in part else [part.get("const")]
+        return {kind for value in values for kind in _kinds(_kind_of_value(value))}
+    declared = part.get("type")
+    if declared is None:
+        return None
+    return {kind for name in ([declared] if isinstance(declared, str) else declared) for kind in _kinds(name)}
 
 
 def _kind_of_value(value: Any) -> str:

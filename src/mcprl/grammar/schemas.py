@@ -149,7 +149,7 @@ class _Rewriter:
         """Return the values of an `enum` that all parts allow. Values are validated, so all keywords are enforced."""
         keyword = "enum" if "enum" in holder else "const"
         values: list[Any] = holder.get("enum") if keyword == "enum" else [holder.get("const")]
-        valid = [v for v in values if all(self._document.is_valid(v, part) for part in parts)]
+        valid = [v for v in values if all(self._document.is_valid(v, part, unsure=False) for part in parts)]
         writable = [value for value in valid if self._is_writable(value)]
         if not writable:
             if valid:

@@ -43,8 +43,8 @@ class PinnedTools:
         """Raise ToolsChangedError if a tool was added, removed or changed. The order of tools does not matter."""
         if self._first is None:
             self._first = tuple(listed)
-        if self._first == tuple(listed):
-            return  # the usual case; faster than comparing hashes
+        if repr(self._first) == repr(tuple(listed)):  # the usual case; unlike ==, it distinguishes 0 and False
+            return
         if sorted(tool.fingerprint() for tool in self._first) == sorted(tool.fingerprint() for tool in listed):
             return
         before, after = _lines_by_name(self._first), _lines_by_name(listed)

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from mcprl.cli import app
-from mcprl.errors import BadValueError, OtherWorldError, TaskFileError
+from mcprl.errors import BadValueError, MissingExtraError, OtherWorldError, TaskFileError
 from mcprl.tasks import load_tasks
 
 ROOT = Path(__file__).parents[3]
@@ -233,3 +233,13 @@ def test_schema_prints_the_published_schema(run):
     code, printed = run("schema")
     assert code == 0
     assert printed == (ROOT / "docs" / "schemas" / "task.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("import", "synthesis"), ("synthesize", "synthesis"), ("generate", "market")]
+)
+def test_a_command_of_a_package_that_is_not_installed_names_its_extra(monkeypatch, command, extra):
+    monkeypatch.setattr("mcprl.cli._plugins", lambda group="": {})
+    error = CliRunner().invoke(app, ["tasks", command]).exception
+    assert isinstance(error, MissingExtraError)
+    assert error.fix == f"pip install 'mcprl[{extra}]'"

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from staged_episodes import FunctionTools, make_config, make_task
 
-from mcprl.config import RewardFunctionConfig
+from mcprl.config import RewardFunctionConfig, RewardsConfig
 from mcprl.episodes import endpoint_runner
 from mcprl.episodes.endpoint import EndpointSettings
 from mcprl.episodes.endpoint_runner import EndpointRunner, make_client
@@ -253,13 +253,15 @@ async def test_an_answer_that_is_lost_counts_with_the_most_it_can_have_cost():
     assert use.usd == pytest.approx(0.205)
 
 
+@pytest.mark.process
 async def test_an_error_in_a_function_of_the_user_names_the_episode(tmp_path):
     (tmp_path / "rewards.py").write_text("def f(episode):\n    return 1 / 0\n")
     own = {"own": RewardFunctionConfig(function=f"{tmp_path}/rewards.py:f", weight=1.0)}
+    config = make_config(rewards=RewardsConfig(functions=own))
     said = r"rewards\.py:2: ZeroDivisionError.*1 turns\), in episode 2 of step 1"
     async with (
         RewardFunctions(own, environment={}, log=tmp_path / "log") as functions,
-        playing(turn("x"), functions=functions) as (runner, *_),
+        playing(turn("x"), config=config, functions=functions) as (runner, *_),
     ):
         with pytest.raises(UserCodeError, match=said):
             await runner.run(make_task(answer="x"), step=0, member=2, attempt=0)

@@ -28,7 +28,7 @@ BASE = {
 BEFORE_EPISODES = BASE | {"tasks", "tools", "chat", "grammar", "samplers"}
 BEFORE_RUNS = BEFORE_EPISODES | {"episodes", "learning"}
 BEFORE_TRAINING = BEFORE_RUNS | {"runs", "checks"}
-PACKAGES = {"mcprl_market", "mcprl_dashboard", "mcprl_skyrl_gym", "mcprl_suites", "mcprl_synthesis"}
+PACKAGES = {"mcprl_market", "mcprl_dashboard", "mcprl_skyrl_gym", "mcprl_suites", "mcprl_synthesis", "mcprl_agents"}
 
 # What each part of mcprl may import, besides itself. A new part needs a row here, and a sentence in docs/design.md.
 MAY_IMPORT = {
@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "grammar": BASE | {"chat"},
     "samplers": BASE | {"chat", "grammar"},
     "episodes": BEFORE_EPISODES,
-    "learning": BASE | {"chat", "grammar"},
+    "learning": BASE | {"chat", "grammar", "samplers"},
     # What is on disk is read without torch.
     "runs": BASE | {"tasks", "tools", "episodes"},
     # The doctor plays a sample of episodes as training does, and health is judged while training runs.
@@ -60,13 +60,21 @@ MAY_IMPORT = {
     "mcprl_skyrl_gym": BEFORE_EPISODES | {"episodes"},
     "mcprl_suites": BEFORE_TRAINING | {"evaluation", "servers", "cli"},
     # Not the market: it must not know the world that it explores.
+    "mcprl_agents": BEFORE_EPISODES | {"episodes"},
     "mcprl_synthesis": BASE | {"tasks", "tools", "servers", "episodes", "scaffold", "evaluation", "cli"},
 }
 
 # Who may import a heavy library: files, or folders that end in a slash.
 OWNERS = {
-    "mcp": ("tools/", "servers/", "scaffold/template/server.py", "mcprl_market/", "mcprl_suites/"),
-    "mcp_types": ("tools/", "servers/", "scaffold/template/server.py", "mcprl_market/", "mcprl_suites/"),
+    "mcp": ("tools/", "servers/", "scaffold/template/server.py", "mcprl_market/", "mcprl_suites/", "mcprl_agents/"),
+    "mcp_types": (
+        "tools/",
+        "servers/",
+        "scaffold/template/server.py",
+        "mcprl_market/",
+        "mcprl_suites/",
+        "mcprl_agents/",
+    ),
     "vllm": ("samplers/vllm_worker.py", "samplers/vllm_transfer.py"),
     "ray": ("episodes/ray_workers.py", "mcprl_skyrl_gym/trainer.py"),
     "tinker": ("skyrl/",),
@@ -86,7 +94,7 @@ OWNERS = {
     "renderers": ("chat/", "grammar/calls.py"),
     "xgrammar": ("grammar/masks.py",),
     "duckdb": ("mcprl_dashboard/",),
-    "starlette": ("mcprl_dashboard/", "servers/"),
+    "starlette": ("mcprl_dashboard/", "mcprl_agents/", "servers/"),
     "wandb": ("tracking/wandb.py",),
     "weave": ("tracking/weave.py",),
     "tensorboard": ("tracking/tensorboard.py",),

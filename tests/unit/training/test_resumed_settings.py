@@ -51,6 +51,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     },
     "training.max_staleness": {"algorithm.old_logprobs": "recomputed"},
     "placement.learner.colocated": {"engine": "vllm"},
+    "sampling.vllm.weight_transfer": {"engine": "vllm", "learner.tuning": "full"},
     **{
         f"placement.sampler.{name}": {"engine": "vllm"}
         for name in ("replicas", "tensor_parallel", "devices", "urls", "key_env")

@@ -904,7 +904,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "E-TOOL-009": (
         "tools/test_cassette.py::test_following_the_advice_about_a_cassette_makes_it_usable",
         "tools/test_cassette.py::test_a_cassette_is_usable_once_no_other_process_locks_it",
-        "tools/test_recordings.py::test_following_the_advice_about_recorded_files_makes_them_readable",
+        "synthesis/test_recordings.py::test_following_the_advice_about_recorded_files_makes_them_readable",
     ),
     "E-CHAT-001": ("checks/doctor/test_faults_of_models.py::test_a_template_that_rewrites_history_is_found",),
     "E-CHAT-002": (
@@ -926,11 +926,12 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "E-LEARN-004": ("learning/test_update_edges.py::test_a_model_with_windows_learns_without_shared_prefixes",),
     **dict.fromkeys(("E-RUN-001", "E-RUN-002", "E-RUN-003", "E-RUN-004"), (_RESUMED,)),
 }
-OUTSIDE = "what has to be repaired is outside of mcprl: a server, a machine, a network"
+OUTSIDE = "what has to be repaired is outside of mcprl: a server, an agent, a machine, a network"
 OURS = "it is a fault of mcprl, and the advice is to report it"
 NOT_FOLLOWED = {
     **dict.fromkeys(("E-TOOL-013", "E-TOOL-014", "E-TOOL-015", "E-SAND-001", "E-SAND-010", "E-SAMP-010"), OUTSIDE),
     **dict.fromkeys(("E-SAMP-011", "E-EPIS-010", "E-EPIS-011", "E-EPIS-012", "E-EPIS-014", "E-LEARN-010"), OUTSIDE),
+    **dict.fromkeys(("E-TOOL-006", "E-AGENT-010", "E-AGENT-011", "E-AGENT-012", "E-AGENT-013"), OUTSIDE),
     **dict.fromkeys(("E-ENG-010", "E-ENG-011", "E-WORK-010", "E-WORK-011", "E-RUN-011"), OUTSIDE),
     **dict.fromkeys(("E-SAMP-001", "E-SAMP-002", "E-LEARN-001"), OURS),
 }
