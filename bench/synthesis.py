@@ -6,8 +6,10 @@
 The second form recounts tasks that exist. The recount imports nothing of the synthesis and reads no metadata: which
 values a question gives, and which a call must find, is derived from questions, solutions and live results. Every
 solution is played, and nothing, and solutions with one argument exchanged for that of another task; right calls are
-scored without an answer, and with the question or all numbers as the answer. Prints one JSON object: `wrong` counts
-what does not hold, by kind; its sum is 0 if all tasks are as promised.
+scored without an answer, and with the question or all numbers as the answer. The first form also repeats the command
+with its cassette. Prints one JSON object: `wrong` counts what does not hold, by kind; `again_different` the files that
+differ when the command is repeated, and `again_calls` the calls that this makes; all are 0 if everything is as
+promised.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ from mcprl.config import ServerSettings
 from mcprl.episodes.demonstrations import play
 from mcprl.episodes.rewards import meets, numbers_in
 from mcprl.records import Task, ToolCall
-from mcprl.scaffold.derived_checks import CHEAP, REWARDS, Call, reward
 from mcprl.tasks import load_tasks
 from mcprl.tasks.validation import normalised_question
 from mcprl.tools import Toolbox, load_server_specs
+from mcprl_synthesis.derived_checks import CHEAP, REWARDS, Call, reward
 from synthesis_servers import WRITING, write_servers
 
 _PARALLEL = 8
@@ -209,16 +211,31 @@ def _synthesize(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     words += [word for name in (*WRITING, "slack") for word in ("--allow-writes", name)]
     words += ["--count", str(options.count)]
     started = time.monotonic()
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the market's servers are `mcprl serve`
-    subprocess.run(
-        ["mcprl", "tasks", "synthesize", *words], check=True, stdout=sys.stderr, env={**os.environ, "PATH": path}
-    )
+    made = _run(words)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {
+    figures: dict[str, float] = {
         "seconds": round(time.monotonic() - started, 1),
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
         "load": round(os.getloadavg()[0], 1),
     }
+    files = {file: file.read_bytes() for file in options.tasks.iterdir() if file.suffix in {".jsonl", ".json", ".md"}}
+    started = time.monotonic()
+    again = _run(words)
+    figures["again_seconds"] = round(time.monotonic() - started, 1)
+    figures["again_different"] = sum(file.read_bytes() != data for file, data in files.items())
+    (figures["calls"],), (figures["again_calls"],) = (
+        map(int, re.findall(r"^(\d+) calls made", shown, re.MULTILINE)) for shown in (made, again)
+    )
+    return figures
+
+
+def _run(words: Sequence[str]) -> str:
+    """Run `mcprl tasks synthesize`, show what it prints, and return it."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the market's servers are `mcprl serve`
+    command, environment = ["mcprl", "tasks", "synthesize", *words], {**os.environ, "PATH": path}
+    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    print(shown, file=sys.stderr)
+    return shown
 
 
 def main() -> int:
@@ -233,7 +250,7 @@ def main() -> int:
         taken = {} if options.tasks else _synthesize(options, Path(folder))
         figures = {**asyncio.run(_count(options)), **taken}
     print(json.dumps(figures))
-    return 1 if figures["wrong_total"] else 0
+    return 1 if figures["wrong_total"] or figures.get("again_different") or figures.get("again_calls") else 0
 
 
 if __name__ == "__main__":

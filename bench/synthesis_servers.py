@@ -27,7 +27,7 @@ _PEOPLE = 40
 _TYPES = ("TEXT", "INTEGER", "REAL", "BLOB", "DATE")
 
 
-def _people() -> list[dict[str, Any]]:
+def people() -> list[dict[str, Any]]:
     """Return made-up people, each with a town, a year and a friend."""
     stream = random.Random(7)
     names = ["".join(stream.sample(_SYLLABLES, 3)).title() for _ in range(_PEOPLE)]
@@ -40,7 +40,7 @@ def _people() -> list[dict[str, Any]]:
 
 
 def _filesystem(folder: Path) -> None:
-    for row in _people():
+    for row in people():
         text = "".join(f"{name.title()}: {value}\n" for name, value in row.items() if name != "friend")
         (folder / f"{row['name'].lower()}.txt").write_text(text + f"Friend: {row['friend'].lower()}.txt\n")
 
@@ -53,10 +53,10 @@ def _memory(folder: Path) -> None:
             "entityType": "person",
             "observations": [f"Town: {row['town']}", f"Born: {row['born']}"],
         }
-        for row in _people()
+        for row in people()
     ]
     lines += [
-        {"type": "relation", "from": row["name"], "to": row["friend"], "relationType": "knows"} for row in _people()
+        {"type": "relation", "from": row["name"], "to": row["friend"], "relationType": "knows"} for row in people()
     ]
     (folder / "memory.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
@@ -64,7 +64,7 @@ def _memory(folder: Path) -> None:
 def _sqlite(folder: Path) -> None:
     stream = random.Random(7)
     with closing(sqlite3.connect(folder / "shop.db")) as connection:
-        for row in _people()[:24]:
+        for row in people()[:24]:
             columns = [f"{stream.choice(_SYLLABLES)}{stream.choice(_SYLLABLES)} {kind}" for kind in _TYPES]
             connection.execute(f"CREATE TABLE {row['name'].lower()} ({', '.join(stream.sample(columns, 4))})")
         connection.commit()
@@ -77,12 +77,12 @@ def _git(folder: Path) -> None:
         subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, env=environment)
 
     git("init", "--initial-branch", "main")
-    for row in _people():
+    for row in people():
         (folder / f"{row['name'].lower()}.txt").write_text(f"Town: {row['town']}\n")
         git("add", ".")
         name = ("-c", f"user.name={row['friend']}", "-c", f"user.email={row['friend'].lower()}@example.com")
         git(*name, "commit", "--message", f"{row['name']}{row['born']}")
-    for row in _people()[:8]:
+    for row in people()[:8]:
         git("branch", row["town"].lower(), f"main~{row['born'] % 30}")
 
 

@@ -105,6 +105,28 @@ def make_broken() -> MCPServer:
     return server
 
 
+def make_undeclared() -> MCPServer:
+    """A server that does not say that its tool only reads."""
+    server = MCPServer("notes", version="1", log_level="ERROR")
+
+    def list_notes() -> str:
+        return "\n".join(f"- {name}: page {place}" for place, name in enumerate(NAMES[:9]))
+
+    server.add_tool(list_notes)
+    return server
+
+
+def make_prose() -> MCPServer:
+    """A server whose only result is prose."""
+    server = MCPServer("prose", version="1", log_level="ERROR")
+
+    def tell_story() -> str:
+        return "Once upon a time there was a town by the sea. Nobody knew its name, and nobody asked. " * 3
+
+    server.add_tool(tell_story, annotations=READ)
+    return server
+
+
 def make_daily() -> MCPServer:
     """Products whose edition depends on the date, and nothing else."""
     server = MCPServer("daily", version="1", log_level="ERROR")

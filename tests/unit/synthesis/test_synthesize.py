@@ -22,14 +22,14 @@ from mcprl.episodes.loop import lease_for
 from mcprl.errors import NoConsentError, NoReachableToolError
 from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Source, ToolCall
-from mcprl.scaffold.derived_checks import REWARDS
 from mcprl.servers import make_server
 from mcprl.tasks import load_tasks
 from mcprl.tools import Cassette, ServerSpec, Toolbox
+from mcprl_synthesis.derived_checks import REWARDS
 from mcprl_synthesis.reading import fields_of, junk
 from mcprl_synthesis.synthesis import Synthesis, synthesize
 from mcprl_synthesis.world import World
-from synthesis_servers import INJECTION, PRODUCTS, make_broken, make_shop, shop_specs
+from synthesis_servers import INJECTION, PRODUCTS, make_broken, make_prose, make_shop, make_undeclared, shop_specs
 
 COUNT = 30
 
@@ -230,6 +230,27 @@ async def test_a_server_without_a_listing_ends_in_an_error_that_asks_for_hints(t
     specs = [ServerSpec(name="directory", make=partial(make_server, "directory"))]
     with pytest.raises(NoReachableToolError, match=r"find_person needs name.*--hints"):
         await run(tmp_path, specs, cassette=tmp_path / "c.sqlite")
+
+
+async def test_a_server_that_declares_no_tool_read_only_ends_in_an_error_that_says_how_to(tmp_path):
+    specs = [ServerSpec(name="notes", make=make_undeclared)]
+    with pytest.raises(NoReachableToolError, match=r"declared read-only: list_notes.*read_only: \[TOOL"):
+        await run(tmp_path, specs, cassette=tmp_path / "c.sqlite")
+    specs = [replace(specs[0], settings=ServerSettings(read_only=("list_notes",)))]
+    made = await run(tmp_path / "again", specs, cassette=tmp_path / "c.sqlite", count=4)
+    assert made.drafts
+
+
+async def test_results_without_named_values_end_in_an_error_that_says_so(tmp_path):
+    specs = [ServerSpec(name="prose", make=make_prose)]
+    with pytest.raises(NoReachableToolError, match=r"nothing can be asked about the results of tell_story"):
+        await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", count=4)
+
+
+async def test_the_error_says_what_a_tool_answered_to_the_values_of_the_hints(tmp_path):
+    specs = [ServerSpec(name="directory", make=partial(make_server, "directory"))]
+    with pytest.raises(NoReachableToolError, match=r"find_person needs name \(it answered: .*Nobody"):
+        await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", hints={"name": ["Nobody Here"]})
 
 
 async def test_two_hints_are_enough_for_a_server_without_a_listing(tmp_path):

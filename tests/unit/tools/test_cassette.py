@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from mcprl.errors import CassetteError
 from mcprl.files import canonical_json
 from mcprl.secrets import SECRETS
-from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette
+from mcprl.tools.cassette import ANY_VERSION, Cassette
 from mcprl.tools.catalog import ToolDefinition, definition_of
 
 QUOTE = ToolDefinition(
@@ -222,7 +222,7 @@ def test_a_cassette_is_read_where_nothing_can_be_written(path, monkeypatch):
 WRITER = """
 import sys
 from pathlib import Path
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 path, name, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -326,7 +326,7 @@ def test_following_the_advice_about_a_cassette_makes_it_usable(tmp_path, spoil, 
 
 
 def test_a_cassette_is_usable_once_no_other_process_locks_it(path, monkeypatch):
-    monkeypatch.setattr("mcprl.tools.cassettes.cassette._BUSY_S", 0.01)
+    monkeypatch.setattr("mcprl.tools.cassette._BUSY_S", 0.01)
     records(path)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Final
 
 from mcprl.errors import NoReachableToolError
@@ -28,6 +29,7 @@ _SHARES: Final = {"single": 0.2, "chain": 0.4, "linked join": 0.12, "join": 0.1,
 _ROUNDS = 30
 _DRAWS_PER_TASK = 20
 _SAMPLES = 10
+_SHOWN = 160
 
 
 def entities_for(count: int) -> int:
@@ -170,16 +172,19 @@ async def synthesize(
     propose = None if writer is None else writer.propose
     found = await explore(world, hints, seed=seed, entities=entities_for(count), propose=propose)
     if not any(found.known.values()):
-        lacking = "; ".join(f"{tool} needs {', '.join(names)}" for tool, names in unreached(world, found).items())
-        raise NoReachableToolError(
-            f"no tool can be called with the known values: {lacking or 'no tool is declared read-only'}",
-            fix="write values into a YAML file, `values: {ARGUMENT: [VALUE, …]}`, and pass it with --hints",
-        )
+        raise _no_tool(world, found)
     effects = await find_effects(world, found, seed)
     composer = Composer(found, world.catalog, seed)
     verifier = Verifier(world, composer, seed, distractors)
     await _Filler(verifier, effects, count, seed).fill(progress)
     drafts = [draft for draft in verifier.drafts if not set(field_names(draft.plan)) & verifier.volatile]
+    if not verifier.rejected and not drafts:
+        reached = ", ".join(tool for tool, known in found.known.items() if known)
+        raise NoReachableToolError(
+            f"nothing can be asked about the results of {reached}",
+            fix="pass more values with --hints, five for each argument; results must be JSON, `Label: value` lines or "
+            "simple lists",
+        )
     if not drafts:
         raise NoReachableToolError(
             f"of {verifier.rejected.total()} candidate tasks, none could be verified ("
@@ -192,6 +197,29 @@ async def synthesize(
         progress("rewording")
         drafts = await reword(drafts, verifier, writer)
     return Synthesis(world=world, found=found, verifier=verifier, drafts=tuple(drafts))
+
+
+def _no_tool(world: World, found: Exploration) -> NoReachableToolError:
+    lacking = "; ".join(
+        f"{tool} needs {', '.join(names)}" + (f" ({why})" if (why := _refusal(world, tool)) else "")
+        for tool, names in unreached(world, found).items()
+    )
+    if not lacking:
+        names = ", ".join(tool.name for tool in world.catalog)
+        return NoReachableToolError(
+            f"none of the tools is declared read-only: {names}",
+            fix="name those that only read in a YAML file, `settings: {SERVER: {read_only: [TOOL, …]}}`, for --hints",
+        )
+    return NoReachableToolError(
+        f"no tool can be called with the known values: {lacking}",
+        fix="write values into a YAML file, `values: {ARGUMENT: [VALUE, …]}`, and pass it with --hints",
+    )
+
+
+def _refusal(world: World, tool: str) -> str:
+    """Return why a tool is no longer called, or what it answered to a call that did not work."""
+    answer = world.cost.refused.get(tool, "")
+    return world.cost.stopped.get(tool) or (shorten(f"it answered: {answer}", _SHOWN) if answer else "")
 
 
 def _share(drafts: Sequence[Draft], count: int) -> tuple[Draft, ...]:

@@ -48,8 +48,8 @@ class Seen:
 
 @dataclass(slots=True)
 class Cost:
-    """The cost of a run's calls. `stopped` has the reason for each tool that is no longer called. `asked` counts the
-    different calls of all looks, made or replayed."""
+    """The cost of a run's calls. `stopped` has the reason for each tool that is no longer called, `refused` the first
+    answer of a tool to a call that did not work. `asked` counts the different calls of all looks, made or replayed."""
 
     calls: Counter[str] = field(default_factory=Counter[str])
     asked: Counter[str] = field(default_factory=Counter[str])
@@ -58,6 +58,7 @@ class Cost:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     failures: Counter[str] = field(default_factory=Counter[str])
     stopped: dict[str, str] = field(default_factory=dict[str, str])
+    refused: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class World:
@@ -90,7 +91,10 @@ class World:
 
     async def __aenter__(self) -> World:
         if {spec.name for spec in self.specs} <= self.cassette.tools().keys():
-            listing = Toolbox((), log_dir=self.log_dir, cassette=self.cassette, cassette_mode="replay")
+            settings = {spec.name: spec.settings for spec in self.specs}
+            listing = Toolbox(
+                (), log_dir=self.log_dir, cassette=self.cassette, cassette_mode="replay", replayed=settings
+            )
         else:
             listing = Toolbox(self.specs, log_dir=self.log_dir)
         async with listing as toolbox:
@@ -212,7 +216,10 @@ class Look:
         if name not in self._flights:
             self.world.cost.asked[tool.name] += 1
             self._flights[name] = asyncio.create_task(self._answer(tool, key, make))
-        return await asyncio.shield(self._flights[name])
+        seen = await asyncio.shield(self._flights[name])
+        if not seen.worked:
+            self.world.cost.refused.setdefault(tool.name, seen.text)
+        return seen
 
     async def _answer(self, tool: Tool, key: Mapping[str, Any], make: _Make) -> Seen:
         place, cassette = (_JOURNAL, f"look {self.number}", tool.name), self.world.cassette

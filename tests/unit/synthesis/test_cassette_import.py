@@ -11,16 +11,16 @@ import pytest
 
 from mcprl.errors import BadToolSchemaError
 from mcprl.secrets import SECRETS
-from mcprl.tools.cassettes.cassette import Cassette
-from mcprl.tools.cassettes.importing import (
+from mcprl.tools.cassette import Cassette
+from mcprl.tools.catalog import ToolDefinition
+from mcprl_synthesis.importing import (
     ImportRules,
     Verdict,
     import_recordings,
     reads_by_name,
     tells_of_an_error,
 )
-from mcprl.tools.cassettes.recordings import ListedTool, Place, RecordedCall, Recordings, read_recordings
-from mcprl.tools.catalog import ToolDefinition
+from mcprl_synthesis.recordings import ListedTool, Place, RecordedCall, Recordings, read_recordings
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 PLACE = Place(file="log.json", row=1, message=1)

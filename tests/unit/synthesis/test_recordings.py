@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mcprl.conversations import answers_in, calls_in
 from mcprl.errors import CassetteError
-from mcprl.tools.cassettes.importing import infer_definition
-from mcprl.tools.cassettes.recordings import read_recordings, tools_in_prompt
+from mcprl_synthesis.importing import infer_definition
+from mcprl_synthesis.recordings import read_recordings, tools_in_prompt
 from processor_time import least_s
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,206 @@
+"""Five servers that mcprl was never tried with: what `mcprl tasks synthesize` reaches, with and without hints.
+
+    python bench/synthesis_strangers.py [--count 40] [NAME …]
+
+Each is installed from PyPI or npm into an environment of its own, .cache/strangers/NAME, and gets a folder of made-up
+data. Results are in bench/results/synthesis_strangers.json, and the last line has, by server, and then without and with
+hints:
+
+  tools, reached        number of tools; those that answered a call
+  tasks, shapes         tasks, and their shapes
+  wrong                 what `bench/synthesis.py` counts as wrong in these tasks, on fresh servers
+  rejected, volatile    rejected candidates by reason; fields that change
+  error                 the named error, if there are no tasks
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from servers.harness import say
+from synthesis_servers import people
+
+ROOT = Path(__file__).resolve().parents[1]
+HOMES = ROOT / ".cache" / "strangers"
+RESULTS = ROOT / "bench" / "results" / "synthesis_strangers.json"
+PEOPLE = people()[:16]
+PORT = 8907
+
+
+def pages(folder: Path, address: str) -> list[str]:
+    """Write a page for each person; return their addresses."""
+    addresses = {row["name"]: f"{address}/{row['name'].lower()}.html" for row in people()}
+    for row in PEOPLE:
+        lines = (f"Town: {row['town']}", f"Born: {row['born']}", f"Friend: {addresses[row['friend']]}")
+        text = "".join(f"<p>{line}</p>\n" for line in lines)
+        (folder / f"{row['name'].lower()}.html").write_text(
+            f"<html><head><title>{row['name']}</title></head><body><h1>{row['name']}</h1>{text}</body></html>"
+        )
+    return [addresses[row["name"]] for row in PEOPLE]
+
+
+def duckdb(folder: Path) -> dict[str, Any]:
+    statements = [f"CREATE TABLE {row['name'].lower()} ({row['town'].lower()} INTEGER, born DATE)" for row in PEOPLE]
+    script = "import duckdb, sys; [duckdb.connect('shop.duckdb').execute(each) for each in sys.argv[1:]]"
+    python = HOMES / "motherduck" / "bin" / "python"
+    subprocess.run([python, "-c", script, *statements], cwd=folder, check=True)
+    count = [f"SELECT count(*) FROM {row['name'].lower()}" for row in PEOPLE[:5]]
+    return {"values": {"sql": count}}
+
+
+def markdown(folder: Path) -> dict[str, Any]:
+    values = {"uri": pages(folder, f"file://{folder}")}
+    return {"values": values, "settings": {"markitdown": {"read_only": ["convert_to_markdown"]}}}
+
+
+def web(folder: Path) -> dict[str, Any]:
+    return {"values": {"url": pages(folder, f"http://127.0.0.1:{PORT}")}}
+
+
+def thoughts(folder: Path) -> dict[str, Any]:
+    return {"values": {"thought": ["add the tens", "add the ones"], "totalThoughts": [2, 3], "thoughtNumber": [1, 2]}}
+
+
+def scripts(folder: Path) -> dict[str, Any]:
+    (folder / "eslint.config.mjs").write_text("export default [{rules: {'no-unused-vars': 'error'}}]\n")
+    for number, row in enumerate(PEOPLE):
+        unused = "".join(f"let {each['town'].lower()} = {each['born']}\n" for each in PEOPLE[: number + 1])
+        (folder / f"{row['name'].lower()}.js").write_text(unused)
+    files = [str(folder / f"{row['name'].lower()}.js") for row in PEOPLE]
+    return {"values": {"filePaths": files}, "settings": {"eslint": {"read_only": ["lint-files"]}}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stranger:
+    """A server: the index that has it, its package and version, its program, and what makes its data and hints."""
+
+    index: str
+    package: str
+    version: str
+    program: str
+    prepare: Callable[[Path], dict[str, Any]]
+    arguments: tuple[str, ...] = ()
+
+
+STRANGERS = {
+    "motherduck": Stranger(
+        index="PyPI",
+        package="mcp-server-motherduck",
+        version="1.1.0",
+        program="mcp-server-motherduck",
+        prepare=duckdb,
+        arguments=("--db-path", "shop.duckdb"),
+    ),
+    "markitdown": Stranger(
+        index="PyPI", package="markitdown-mcp", version="0.0.1a7", program="markitdown-mcp", prepare=markdown
+    ),
+    "fetch": Stranger(
+        index="PyPI",
+        package="mcp-server-fetch",
+        version="2026.10.24",
+        program="mcp-server-fetch",
+        prepare=web,
+        arguments=("--allow-private-ips",),  # the pages are on this machine
+    ),
+    "thinking": Stranger(
+        index="npm",
+        package="@modelcontextprotocol/server-sequential-thinking",
+        version="2026.8.31",
+        program="mcp-server-sequential-thinking",
+        prepare=thoughts,
+    ),
+    "eslint": Stranger(index="npm", package="@eslint/mcp", version="0.3.13", program="mcp", prepare=scripts),
+}
+
+
+def install(name: str) -> Path:
+    """Install a server, unless it is; return its program."""
+    stranger, home = STRANGERS[name], HOMES / name
+    is_npm = stranger.index == "npm"
+    program = home / ("node_modules/.bin" if is_npm else "bin") / stranger.program
+    if not program.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        if is_npm:
+            words = ["npm", "install", "--prefix", str(home), "--ignore-scripts", "--no-audit", "--no-fund"]
+            subprocess.run([*words, f"{stranger.package}@{stranger.version}"], check=True, stdout=sys.stderr)
+        else:
+            uv = Path(sys.executable).with_name("uv")
+            subprocess.run([uv, "venv", "--allow-existing", "--python", "3.11", home], check=True)
+            wanted = [f"{stranger.package}=={stranger.version}"]
+            subprocess.run([uv, "pip", "install", "--python", home / "bin" / "python", *wanted], check=True)
+    return program
+
+
+def synthesize(folder: Path, servers: Path, hints: Path | None, count: int) -> dict[str, Any]:
+    """Make tasks and recount them; return what came of it."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    given = [] if hints is None else ["--hints", str(hints)]
+    words = ["--servers", str(servers), "--out", str(folder), "--count", str(count), "--yes", *given]
+    command = [sys.executable, "-m", "mcprl", "tasks", "synthesize", *words]
+    made = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    if made.returncode:
+        return {"tasks": 0, "error": " ".join(made.stderr.split()).replace(str(folder.parent), "FOLDER")}
+    report = json.loads((folder / "report.json").read_text())
+    recount = [sys.executable, str(ROOT / "bench" / "synthesis.py"), "--servers", str(servers), "--tasks", str(folder)]
+    shown = subprocess.run([*recount, *given], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True)
+    wrong = json.loads(shown.stdout.splitlines()[-1])["wrong"]
+    kept = ("tasks", "tools_reached", "links", "rejected", "volatile", "unreached", "linked_share")
+    return {name: report[name] for name in kept} | {"shapes": report["by_shape"], "wrong": wrong}
+
+
+def measure(name: str, count: int) -> dict[str, Any]:
+    stranger, program = STRANGERS[name], install(name)
+    row: dict[str, Any] = {"package": stranger.package, "version": stranger.version, "index": stranger.index}
+    with tempfile.TemporaryDirectory(prefix="m-", dir="/tmp") as temporary:
+        folder = Path(temporary).resolve()
+        data = folder / "d"
+        data.mkdir()
+        given = stranger.prepare(data)
+        server = {"command": str(program), "args": list(stranger.arguments), "cwd": str(data)}
+        servers, hints = folder / "servers.json", folder / "hints.yaml"
+        servers.write_text(json.dumps({"mcpServers": {name: server}}))
+        hints.write_text(yaml.safe_dump(given))
+        handler = partial(_Quiet, directory=str(data))
+        with ThreadingHTTPServer(("127.0.0.1", PORT), handler) as server_of_pages:
+            threading.Thread(target=server_of_pages.serve_forever, daemon=True).start()
+            row["without_hints"] = synthesize(folder / "plain", servers, None, count)
+            row["with_hints"] = synthesize(folder / "hinted", servers, hints, count)
+            server_of_pages.shutdown()
+    return row
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(STRANGERS), metavar="NAME")
+    parser.add_argument("--count", type=int, default=40)
+    options = parser.parse_args()
+    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in options.names:
+        rows[name] = measure(name, options.count)
+        say(f"{name}: {json.dumps(rows[name])}")
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
