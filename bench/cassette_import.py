@@ -29,9 +29,9 @@ import time
 from pathlib import Path
 
 from mcprl.secrets import SECRETS
-from mcprl.tools.cassettes.cassette import Cassette
-from mcprl.tools.cassettes.importing import ImportRules, Verdict, import_recordings
-from mcprl.tools.cassettes.recordings import RecordedCall, read_recordings
+from mcprl.tools.cassette import Cassette
+from mcprl_synthesis.importing import ImportRules, Verdict, import_recordings
+from mcprl_synthesis.recordings import RecordedCall, read_recordings
 from servers.harness import say
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

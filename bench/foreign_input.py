@@ -34,7 +34,7 @@ from mcprl.recipe import load_recipe, settings
 from mcprl.schemas import schema_search
 from mcprl.tasks.files import load_preamble, read_task_file
 from mcprl.tools.arguments import ArgumentCheck
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 from mcprl.tools.catalog import ToolDefinition
 from servers.harness import run_bench, say
 

@@ -1,13 +1,13 @@
 """Which small faults in the core no test notices, of those tests that start no process, and which tests notice them.
 
     python bench/mutants.py FOLDER contexts [TEST …]   run the tests once: which lines each runs, and how long it takes
-    python bench/mutants.py FOLDER run SEED COUNT [--tests N] [--seconds S] [--failures F]
+    python bench/mutants.py FOLDER run SEED COUNT [--parts PART …] [--tests N] [--seconds S] [--failures F]
     python bench/mutants.py FOLDER report
 
 A mutant is one change in the body of one function. Docstrings, annotations, defaults, messages, logging and assertions
 are not changed. `run` draws COUNT mutants on covered lines, evenly over the parts of the core, collects the tests once
-and forks for each mutant. The child exchanges the code of the function and runs the quickest tests that cover the line,
-until N tests, S seconds of processor time or F failures.
+and forks for each mutant. The child exchanges the code of the function and runs tests that cover the line, those that
+run the fewest other lines first, until N tests, S seconds of processor time or F failures.
 
 What they found is in bench/results/mutants.jsonl, and `run` continues from there: it gives the survivors the tests that
 they have not met, and plays a mutant again if all tests that killed it are gone. A survivor that changes nothing that
@@ -32,7 +32,7 @@ import signal
 import subprocess
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -50,7 +50,7 @@ RESULTS = ROOT / "bench/results/mutants.jsonl"
 CORE = ("records.py", "tools", "chat", "grammar", "episodes", "learning", "runs")
 QUICK = "not process and not slow and not full and not alone"
 PYTEST = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=gate", "-m", QUICK)
-TIMEOUT_S = 15.0
+TIMEOUT_S = 5.0
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -76,7 +76,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Mutant:
-    """Site 12 of a file, and the tests that cover its line, the quickest first.
+    """Site 12 of a file, and the tests that cover its line, those that run the fewest lines first.
 
     Mutant("tools/breaker.py", 12, "tools/breaker.py Breaker.admit: Lt to LtE: if now < self._until:", ["tests/…"])
     """
@@ -90,6 +90,10 @@ class Mutant:
 def core_files() -> list[Path]:
     places = [PACKAGE / name for name in CORE]
     return sorted(file for place in places for file in ([place] if place.is_file() else place.rglob("*.py")))
+
+
+def part_of(file: str) -> str:
+    return file.split("/")[0]
 
 
 def relative(file: Path) -> str:
@@ -223,11 +227,17 @@ class Tracer:
         self.store = store.open("a")
         self.failed: set[str] = set()
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """No test is imported yet. Further examples of a property seldom run further lines, and tracing is slow."""
+        settings.register_profile("traced", settings.get_profile("gate"), max_examples=5)
+        settings.load_profile("traced")
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         functions: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
-            functions[item.nodeid.partition("[")[0]].append(item)
+            functions[function_of(item.nodeid)].append(item)
         first = [item for cases in functions.values() for item in cases[: self.cases]]
         items[:] = [item for item in first if item.nodeid not in self.done]
 
@@ -260,9 +270,9 @@ def contexts(folder: Path, tests: list[str], cases: int) -> None:
 
 
 def covering(folder: Path) -> tuple[dict[tuple[str, int], list[str]], dict[str, float]]:
-    """The tests by file and line, the quickest first, and their seconds."""
+    """The tests by file and line, those that run the fewest lines first, and their seconds."""
     lines: dict[tuple[str, int], list[str]] = defaultdict(list)
-    rows = sorted(read_rows(folder / "contexts.jsonl"), key=lambda row: row["s"])
+    rows = sorted(read_rows(folder / "contexts.jsonl"), key=lambda row: sum(map(len, row["lines"].values())))
     for row in rows:
         for file, own in row["lines"].items():
             for line in own:
@@ -281,7 +291,7 @@ def draw(lines: dict[tuple[str, int], list[str]], seed: int, count: int) -> list
             name = f"{file} {site.function}: {site.operator}: {rows[site.line - 1].strip()}"
             names[name] += 1
             mutant = Mutant(file, number, name + (f" #{names[name]}" if names[name] > 1 else ""), tests)
-            parts[file.split("/")[0]].append(mutant)
+            parts[part_of(file)].append(mutant)
     chosen: list[list[Mutant]] = []
     for part, mutants in parts.items():
         mutants.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
@@ -298,6 +308,10 @@ def draw(lines: dict[tuple[str, int], list[str]], seed: int, count: int) -> list
 def read_results() -> dict[str, dict[str, Any]]:
     """The last of each mutant."""
     return {row["mutant"]: row for row in read_rows(RESULTS) if "mutant" in row}
+
+
+def function_of(test: str) -> str:
+    return test.partition("[")[0]
 
 
 def digest(test: str) -> str:
@@ -339,12 +353,14 @@ class Runner:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
-        functions, results = functions_of_the_core(), read_results()
+        functions, results, untraced = functions_of_the_core(), read_results(), self.untraced_cases(items)
         gc.freeze()  # what a collector visits in a child would be copied
         with RESULTS.open("a") as store:
             for count, mutant in enumerate(self.mutants, 1):
                 earlier = results.get(mutant.name, {"verdict": "new", "killers": [], "ran": []})
-                tests = self.next_tests([test for test in mutant.tests if test in items], earlier["ran"])
+                tests = [test for test in mutant.tests if test in items]
+                tests += [case for name in dict.fromkeys(map(function_of, tests)) for case in untraced[name]]
+                tests = self.next_tests(tests, earlier["ran"])
                 is_settled = earlier["verdict"] == "equivalent" or any(test in items for test in earlier["killers"])
                 if is_settled or not tests:
                     continue
@@ -354,6 +370,15 @@ class Runner:
                 store.flush()
                 say(f"{count}/{len(self.mutants)} {row['verdict']} in {row['s']} s: {mutant.name}")
         return True
+
+    def untraced_cases(self, items: Iterable[str]) -> dict[str, list[str]]:
+        """By function, the cases that `contexts` left out. They take about as long as the others."""
+        traced, cases = {function_of(test): s for test, s in self.times.items()}, defaultdict[str, list[str]](list)
+        for test in items:
+            if test not in self.times:
+                cases[function_of(test)].append(test)
+                self.times[test] = traced.get(function_of(test), 0.1)
+        return cases
 
     def next_tests(self, tests: list[str], ran: list[str]) -> list[str]:
         left = [test for test in tests if digest(test) not in ran][: self.tests]
@@ -427,14 +452,14 @@ def follow(child: int, readable: int, limit: float) -> tuple[bool, str]:
     return ended, text.decode()
 
 
-def run(folder: Path, seed: int, count: int, limits: dict[str, Any]) -> None:
+def run(folder: Path, seed: int, count: int, parts: list[str], limits: dict[str, Any]) -> None:
     lines, times = covering(folder)
-    mutants = draw(lines, seed, count)
+    mutants = [mutant for mutant in draw(lines, seed, count) if part_of(mutant.file) in parts]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     known = read_results()
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("a") as store:
-        rows = [{"commit": commit.strip(), "seed": seed, "count": count, **limits}]
+        rows = [{"commit": commit.strip(), "seed": seed, "count": count, "parts": parts, **limits}]
         rows += [
             {"mutant": m.name, "verdict": "uncovered", "killers": [], "ran": []}
             for m in mutants
@@ -478,6 +503,7 @@ def main() -> None:
     ran = steps.add_parser("run")
     ran.add_argument("seed", type=int)
     ran.add_argument("count", type=int)
+    ran.add_argument("--parts", nargs="+", choices=CORE, default=CORE)
     ran.add_argument("--tests", type=int, default=60)
     ran.add_argument("--seconds", type=float, default=10.0)
     ran.add_argument("--failures", type=int, default=2)
@@ -489,7 +515,7 @@ def main() -> None:
             contexts(given.folder, given.tests, given.cases)
         case "run":
             limits = {name: getattr(given, name) for name in ("tests", "seconds", "failures")}
-            run(given.folder, given.seed, given.count, limits)
+            run(given.folder, given.seed, given.count, list(given.parts), limits)
         case _:
             report(given.folder)
 

@@ -1,9 +1,9 @@
 """What it costs a step to be seen: to journal it, to record it, and to tell trackers of it.
 
 The runs are those of recipes/hello-cpu.yaml, with its two tool servers, SmolLM2-135M and its tasks, and the sampler
-`transformers` in the place of vLLM. With trackers, three are told at once: W&B offline, TensorBoard, and OpenTelemetry
-with a collector in a process of its own. Weave is left out, as it has no files to write to; what it costs the run is
-what the others do, since their libraries all work in processes of their own.
+`transformers` in the place of vLLM. With trackers, two are told at once: W&B offline and TensorBoard. Weave is left
+out, as it has no files to write to; what it costs the run is what the others do, since their libraries all work in
+processes of their own.
 
 Meters sit around all that writes the run's files (the episodes' journal with its fsync, trajectories, tokens, timeline,
 verdicts, metrics, figures of tools) and all that tells trackers (in the event loop, and in the thread of each). What
@@ -29,10 +29,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,25 +55,12 @@ BARS = {"dropped": ("<=", 0)}
 SPEED_BARS = {"worst": ("<=", 0.02)}
 
 
-@contextmanager
-def collector() -> Generator[str]:
-    """The address of a collector that runs meanwhile."""
-    command = [sys.executable, str(HERE / "observing" / "collector.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-
-
-def make_config(folder: Path, *, endpoint: str | None, ci: bool) -> RunConfig:
+def make_config(folder: Path, *, tracked: bool, ci: bool) -> RunConfig:
     settings = ["engine=transformers", f"training.outputs={folder}"]
     settings += ["sampling.constrain=off", "algorithm.warm_start.weight=0"]  # neither is what is timed here
     settings += SMALL if ci else FULL
-    if endpoint is not None:
+    if tracked:
         settings += ["tracking.wandb.project=bench", "tracking.tensorboard=true"]
-        settings += [f"tracking.opentelemetry.endpoint={endpoint}"]
     return load_recipe(RECIPE, settings)
 
 
@@ -99,21 +83,20 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
     told: list[StepMeter] = []
     untold: list[StepMeter] = []
     dropped = episodes = 0
-    with collector() as endpoint:
-        for _ in range(1 if ci else 2):
-            if not ci:
-                steps, _path = await run_metered(make_config(folder, endpoint=None, ci=ci))
-                untold += steps[UNTIMED:]
-                say(f"without trackers: a step takes {median(step.whole.clock_s for step in untold):.2f} s")
-            config = make_config(folder, endpoint=endpoint, ci=ci)
-            steps, path = await run_metered(config)
-            told += steps[UNTIMED:]
-            say(f"with trackers: a step takes {median(step.whole.clock_s for step in told):.2f} s")
-            outcomes = json.loads((path / "tracking.json").read_text())
-            for kind, outcome in outcomes.items():
-                say(f"{kind}: {outcome['state']}, {outcome['reports']} reports")
-                dropped += outcome["dropped"] + (outcome["state"] != "delivered")
-            episodes = config.training.tasks_per_step * config.episodes.group_size
+    for _ in range(1 if ci else 2):
+        if not ci:
+            steps, _path = await run_metered(make_config(folder, tracked=False, ci=ci))
+            untold += steps[UNTIMED:]
+            say(f"without trackers: a step takes {median(step.whole.clock_s for step in untold):.2f} s")
+        config = make_config(folder, tracked=True, ci=ci)
+        steps, path = await run_metered(config)
+        told += steps[UNTIMED:]
+        say(f"with trackers: a step takes {median(step.whole.clock_s for step in told):.2f} s")
+        outcomes = json.loads((path / "tracking.json").read_text())
+        for kind, outcome in outcomes.items():
+            say(f"{kind}: {outcome['state']}, {outcome['reports']} reports")
+            dropped += outcome["dropped"] + (outcome["state"] != "delivered")
+        episodes = config.training.tasks_per_step * config.episodes.group_size
     return {**figures(told, untold), "episodes": episodes, "dropped": dropped}
 
 

@@ -12,7 +12,7 @@ resumed, so the bench can be stopped and started again.
   updates, rl_reward                  of RL; the reward of each update
 
     python bench/recorded_run.py --out FOLDER [--model FOLDER] [--episodes N] [--sft-steps N] [--steps N]
-                                 [--set KEY=VALUE …] [FILE …]
+                                 [--set KEY=VALUE …] [--set-sft KEY=VALUE …] [FILE …]
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ def run(folder: Path, *arguments: object) -> str:
     words = [str(argument) for argument in arguments]
     say(" ".join(words))
     command = [sys.executable, "-m", "mcprl", *words]
-    return subprocess.run(
-        command, cwd=folder, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"exit status {done.returncode}\n{done.stdout}")
+    return done.stdout
 
 
 def evaluate(folder: Path, name: str, *options: object) -> None:
@@ -63,8 +66,12 @@ def teach(folder: Path, command: str, outputs: Path, *options: object) -> None:
         run(folder, command, RECIPE, *options)
 
 
+def as_options(settings: list[str]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def follow_the_guide(folder: Path, arguments: argparse.Namespace) -> None:
-    settings = [word for setting in arguments.set for word in ("--set", setting)]
+    settings = as_options(arguments.set)
     if not (folder / RECIPE).exists():
         run(folder, "tasks", "import", *arguments.files, "--out", PROJECT, "--model", arguments.model)
     if not (folder / "doctor.json").exists():
@@ -72,7 +79,7 @@ def follow_the_guide(folder: Path, arguments: argparse.Namespace) -> None:
         (folder / "doctor.json").write_text(found)
     played = ("--episodes", arguments.episodes, *settings)
     evaluate(folder, "before", *played)
-    teach(folder, "sft", SFT, "--set", f"sft.steps={arguments.sft_steps}", *settings)
+    teach(folder, "sft", SFT, "--set", f"sft.steps={arguments.sft_steps}", *settings, *as_options(arguments.set_sft))
     evaluate(folder, "after-sft", *played, "--adapter", SFT / "adapter", "--against", "outputs/before")
     adapter = f"model.adapter={(folder / SFT / 'adapter').resolve()}"
     teach(folder, "train", RL, "--set", adapter, "--set", f"training.steps={arguments.steps}", *settings)
@@ -113,6 +120,7 @@ def main() -> None:
     parser.add_argument("--sft-steps", type=int, default=100)
     parser.add_argument("--steps", type=int, default=5, help="updates of RL")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all commands")
+    parser.add_argument("--set-sft", action="append", default=[], metavar="KEY=VALUE", help="for the fine-tuning alone")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     follow_the_guide(arguments.out, arguments)

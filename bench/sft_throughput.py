@@ -48,8 +48,7 @@ from servers.harness import exit_status, missed_bars, say
 HERE = Path(__file__).resolve().parent
 DATA = Path(mcprl_market.__file__).parent / "data"
 MAX_LENGTH = 2048
-# Conversations, and trajectories in one of our forward passes.
-FULL, CI, MICROBATCH = 16, 4, 8
+FULL, CI = 16, 4  # conversations
 SERVERS = ("fmp", "polygon", "tavily", "slack")  # not python, whose tools run in processes
 SHARED_TOOLS = 6
 KINDS = ("agent", "own")
@@ -87,9 +86,11 @@ async def play(tasks: list[Task], folder: Path) -> tuple[Trajectory, ...]:
 
 
 def bench_config() -> RunConfig:
-    config = make_config("float32", MICROBATCH)
+    """The settings of our side: as many tokens in a forward pass as a row of TRL's has."""
+    config = make_config("float32")
     model = config.model.model_copy(update={"context_tokens": MAX_LENGTH})
-    return config.model_copy(update={"model": model, "sampling": SamplingConfig(max_tokens=512)})
+    learner = config.learner.model_copy(update={"tokens_per_pack": MAX_LENGTH})
+    return config.model_copy(update={"model": model, "learner": learner, "sampling": SamplingConfig(max_tokens=512)})
 
 
 def ours(file: Path) -> dict[str, Any]:

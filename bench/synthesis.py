@@ -37,10 +37,10 @@ from mcprl.config import ServerSettings
 from mcprl.episodes.demonstrations import play
 from mcprl.episodes.rewards import meets, numbers_in
 from mcprl.records import Task, ToolCall
-from mcprl.scaffold.derived_checks import CHEAP, REWARDS, Call, reward
 from mcprl.tasks import load_tasks
 from mcprl.tasks.validation import normalised_question
 from mcprl.tools import Toolbox, load_server_specs
+from mcprl_synthesis.derived_checks import CHEAP, REWARDS, Call, reward
 from synthesis_servers import WRITING, write_servers
 
 _PARALLEL = 8

@@ -87,8 +87,8 @@ async def play(*, episodes: int, workers: int, tool_s: float, turns: int) -> Mea
 async def measure_kills(ci: bool, folder: Path) -> dict[str, Any]:
     tasks = make_tasks(160 if ci else 960, 4)
     async with AsyncExitStack() as stack:
-        address = stack.enter_context(two_nodes())
-        config = make_config(folder, workers=4, at_once=16, tool_s=0.25, address=address)
+        stack.enter_context(two_nodes())
+        config = make_config(folder, workers=4, at_once=16, tool_s=0.25)
         async with open_local(config, folder / "local") as runner:
             expected, _ = await collect(runner, config, tasks)
         workers = await stack.enter_async_context(open_workers(config, folder / "logs"))

@@ -3,7 +3,8 @@
   1. the tests marked `gpu`
   2. each recipe for GPUs that fits this machine: `mcprl doctor`, then 5 steps of `mcprl train`, and the most memory
      that learner and sampler held, next to the doctor's prediction
-  3. throughput: the learner against TRL (bench/against_trl.py), episodes against the bare engine (bench/collect.py)
+  3. whole weights from the learner to vLLM by NCCL, or by CUDA IPC on one GPU (bench/weight_transfer.py)
+  4. throughput: the learner against TRL (bench/against_trl.py), episodes against the bare engine (bench/collect.py)
 
 A step that fails is reported, and the next one runs. The exit status is 1 if any failed. The models come from the hub.
 
@@ -107,6 +108,8 @@ def steps(folder: Path, devices: int, *, dry: bool) -> Iterator[Step]:
         changed = [word for setting in settings for word in ("--set", setting)]
         run = folder / yaml.safe_load(recipe.read_text(encoding="utf-8"))["name"]
         yield Step(name=f"train {recipe.stem}", command=(*MCPRL, "train", file, *changed), run=run)
+    transfer = (sys.executable, "bench/weight_transfer.py")
+    yield Step(name="weight transfer", command=(*transfer, "--help") if dry else transfer)
     against_trl = (sys.executable, "bench/against_trl.py")
     yield Step(name="against TRL", command=(*against_trl, *(("--help",) if dry else ("--dtype", "bfloat16"))))
     yield Step(name="bare engine", command=(sys.executable, "bench/collect.py", *(("--help",) if dry else ())))

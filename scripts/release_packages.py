@@ -61,10 +61,11 @@ print("version", mcprl.__version__)
 IMPORT_ALL = """
 from importlib.metadata import version
 from pathlib import Path
-import mcprl_dashboard, mcprl_market, mcprl_skyrl_gym, mcprl_suites.bfcl, mcprl_synthesis
+import mcprl_dashboard, mcprl_market, mcprl_skyrl_gym, mcprl_suites.bfcl, mcprl_synthesis, mcprl_agents.runner
 from mcprl.recipe import load_recipe
 from mcprl.tasks import load_tasks
-names = ("mcprl", "mcprl-dashboard", "mcprl-market", "mcprl-skyrl-gym", "mcprl-suites", "mcprl-synthesis")
+parts = ("agents", "dashboard", "market", "skyrl-gym", "suites", "synthesis")
+names = ("mcprl", *(f"mcprl-{part}" for part in parts))
 tasks = load_tasks(load_recipe(Path("market.yaml")).tasks.train)
 print(*{version(name) for name in names}, "with", len(tasks), "tasks")
 """

@@ -106,7 +106,10 @@ def log_line(trajectory: Trajectory) -> bytes:
 
 
 def _logged(trajectory: Trajectory) -> str:
-    return "{} {} {} ".format(*_key(trajectory)) + _digest(encode_trajectory(trajectory))
+    """The episode without its rewards: functions per group add theirs after the episode was logged."""
+    turns = tuple(replace(turn, reward=0.0) for turn in trajectory.turns)
+    unscored = replace(trajectory, turns=turns, reward=0.0, reward_parts={})
+    return "{} {} {} ".format(*_key(trajectory)) + _digest(encode_trajectory(unscored))
 
 
 def _key(trajectory: Trajectory) -> Key:

@@ -52,9 +52,10 @@ def log_finished(path: Path) -> None:
     """Write down each episode as soon as the journal says that it is durable."""
     plain, log = EpisodeJournal.add, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    async def add(self: EpisodeJournal, trajectory: Trajectory) -> None:
-        await plain(self, trajectory)
-        os.write(log, log_line(trajectory))
+    async def add(self: EpisodeJournal, trajectory: Trajectory, *, instead: bool = False) -> None:
+        await plain(self, trajectory, instead=instead)
+        if not instead:
+            os.write(log, log_line(trajectory))
 
     EpisodeJournal.add = add
 

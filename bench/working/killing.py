@@ -17,8 +17,8 @@ __all__ = ["killed", "two_nodes"]
 
 
 @contextmanager
-def two_nodes(cpus: int = 2) -> Generator[str]:
-    """A Ray cluster of two nodes on this machine. Its address."""
+def two_nodes(cpus: int = 2) -> Generator[None]:
+    """Inside, RAY_ADDRESS is that of a Ray cluster of two nodes on this machine."""
     for setting in ("RAY_USAGE_STATS_ENABLED", "RAY_enable_metrics_collection", "RAY_worker_niceness"):
         os.environ.setdefault(setting, "0")
     from ray.cluster_utils import Cluster
@@ -27,8 +27,10 @@ def two_nodes(cpus: int = 2) -> Generator[str]:
     cluster: Any = Cluster(initialize_head=True, head_node_args=node)
     try:
         cluster.add_node(num_cpus=cpus, object_store_memory=80 * 2**20)
-        yield cluster.address
+        os.environ["RAY_ADDRESS"] = cluster.address
+        yield
     finally:
+        os.environ.pop("RAY_ADDRESS", None)
         cluster.shutdown()
 
 

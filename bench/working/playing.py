@@ -41,7 +41,6 @@ def make_config(
     at_once: int,
     tool_s: float,
     rate: tuple[int, float] | None = None,
-    address: str | None = None,
     model: Path = _MODEL,
 ) -> RunConfig:
     """A run below `folder`, with `at_once` episodes over all workers. `rate` is calls in seconds."""
@@ -60,7 +59,7 @@ def make_config(
             "servers": {"file": str(folder / "servers.json"), "settings": {"waiting": settings}},
             "sampling": {"max_tokens": 64},
             "episodes": {"group_size": GROUP_SIZE, "max_concurrent": at_once, "deadline_s": 600},
-            "workers": {"count": workers, "address": address},
+            "workers": {"count": workers},
         }
     )
 

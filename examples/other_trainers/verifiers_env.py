@@ -1,4 +1,4 @@
-"""MCP servers in an environment of verifiers 0.2: python verifiers_env.py URL MODEL
+"""MCP servers in an environment of verifiers 0.2.0: python verifiers_env.py URL MODEL
 
 URL is that of any OpenAI-compatible endpoint.
 """

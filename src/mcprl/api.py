@@ -9,6 +9,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mcprl.progress import Silent, Step, Watcher
@@ -212,7 +213,7 @@ def _run(work: Callable[[], Coroutine[Any, Any, T]], stop: Callable[[], object] 
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work())
-    started = Future[Callable[[], object]]()
+    started, watched = Future[Callable[[], object]](), Event()
 
     async def main() -> T:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -220,9 +221,14 @@ def _run(work: Callable[[], Coroutine[Any, Any, T]], stop: Callable[[], object] 
         started.set_result(partial(loop.call_soon_threadsafe, stop or task.cancel))
         return await work()
 
+    def run() -> T:
+        watched.wait()  # until an interrupt is handled below
+        return asyncio.run(main())
+
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(lambda: asyncio.run(main()))
+        running = thread.submit(run)
         try:
+            watched.set()
             return running.result()
         except KeyboardInterrupt:
             started.result()()

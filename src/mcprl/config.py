@@ -41,7 +41,6 @@ __all__ = [
     "KlConfig",
     "LearnerConfig",
     "ModelConfig",
-    "OpenTelemetryConfig",
     "RateSettings",
     "RewardsConfig",
     "RunConfig",
@@ -324,6 +323,13 @@ def _with_default_turns(value: object) -> object:
     return {**_MAX_TURNS, **cast("dict[Any, Any]", value)} if isinstance(value, dict) else value
 
 
+class AgentConfig(Section):
+    """A program that plays the episodes with its own prompts and its own loop. It needs the extra `agents`."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    """The program and its arguments, started once per episode in the folder where mcprl was started."""
+
+
 class EpisodesConfig(Section):
     """How episodes run."""
 
@@ -337,6 +343,8 @@ class EpisodesConfig(Section):
     """Deadline of an episode, in seconds. It also limits each turn."""
     injected_errors: float = Field(default=0.0, ge=0, lt=1)
     """Share of tool calls that mcprl makes fail on purpose, to teach the policy to recover."""
+    agent: AgentConfig | None = None
+    """Program that plays the episodes; null: the loop of mcprl."""
 
     def turn_limit(self, task: Task) -> int:
         """Return how many turns an episode of a task may take after each user message."""
@@ -640,6 +648,10 @@ class VllmConfig(Section):
     """Merge each adapter into vLLM's weights, which is much faster on a CPU. Requires model.dtype=float32, because
     bfloat16 would round off most of a small adapter."""
 
+    weight_transfer: Literal["files", "direct"] = "files"
+    """How all weights (learner.tuning=full) reach vLLM. files: each version is a folder; direct: vLLM's weight-transfer
+    API (NCCL, or CUDA IPC if both take turns on a GPU; shared memory on a CPU). Only the last version is written."""
+
     @property
     def cpu_cache_gib(self) -> int:
         """Return the size of the KV cache if vLLM runs on a CPU, which vLLM reads from this variable."""
@@ -836,8 +848,6 @@ class ServersConfig(Section):
 
     file: FilePath | None = None
     """mcpServers file, in the JSON format used by MCP clients; not needed for replay."""
-    pins: FilePath | None = None
-    """File written by `mcprl tools pin`; the run stops if the tools differ from it."""
     cassette: FilePath | None = None
     """SQLite file of recorded calls."""
     cassette_mode: CassetteMode = "live"
@@ -873,13 +883,6 @@ class WeaveConfig(Section):
     """Weave project: entity/project, or project alone."""
 
 
-class OpenTelemetryConfig(Section):
-    """OpenTelemetry: spans of episodes, turns and calls, sent as OTLP over HTTP."""
-
-    endpoint: _HttpUrl
-    """URL of the collector for traces, such as http://127.0.0.1:4318/v1/traces."""
-
-
 class TrackingConfig(Section):
     """Trackers of a run, in addition to its folder. A tracker that is down neither slows nor stops the run."""
 
@@ -891,13 +894,11 @@ class TrackingConfig(Section):
     """Weights & Biases; null: off."""
     weave: WeaveConfig | None = None
     """Weave; null: off."""
-    opentelemetry: OpenTelemetryConfig | None = None
-    """OpenTelemetry; null: off."""
 
     @property
     def named(self) -> list[str]:
         """Return the names of the enabled trackers. Their settings, extras and processes have the same names."""
-        return [name for name in ("wandb", "weave", "tensorboard", "opentelemetry", "tracker") if getattr(self, name)]
+        return [name for name in ("wandb", "weave", "tensorboard", "tracker") if getattr(self, name)]
 
 
 class RunConfig(Section):
@@ -957,6 +958,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _agents_are_not_imitated(self) -> RunConfig:
+        if self.episodes.agent is not None and (self.algorithm.warm_start.weight > 0 or self.sft is not None):
+            raise ValueError(
+                "episodes.agent has prompts of its own, which demonstrations do not have: set "
+                "algorithm.warm_start.weight to 0, and do not use `mcprl sft`"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _placement_can_be_had(self) -> RunConfig:
         placed, chosen = self.placement.learner, PlacementConfig()
         if self.placement.sampler != chosen.sampler and self.engine != "vllm":
@@ -989,6 +999,22 @@ class RunConfig(Section):
             raise ValueError(
                 f"sampling.vllm.merge_adapters with model.dtype={self.model.dtype} would round off most of a small "
                 "adapter: set merge_adapters to false, or model.dtype to float32"
+            )
+        return self
+
+    @property
+    def sends_weights(self) -> bool:
+        """Return whether the learner sends all weights to vLLM instead of writing each version to files."""
+        return self.sampling.vllm.weight_transfer == "direct"
+
+    @model_validator(mode="after")
+    def _weights_can_be_sent(self) -> RunConfig:
+        servers, learner = self.placement.sampler, self.learner
+        is_zero3 = learner.processes > 1 and learner.sharding == "zero3"
+        if self.sends_weights and (self.engine != "vllm" or learner.tuning != "full" or servers.urls or is_zero3):
+            raise ValueError(
+                "sampling.vllm.weight_transfer=direct sends all weights to vLLM servers that the run starts: it needs "
+                "engine=vllm, learner.tuning=full, learner.sharding=fsdp2, no placement.sampler.urls; set it to files"
             )
         return self
 

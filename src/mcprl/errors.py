@@ -56,6 +56,11 @@ The tree has one branch for each kind of fault, because the kind decides what th
         ├── JudgeError               E-EPIS-012   the judge gave no grade
         ├── RewardFunctionError      E-EPIS-013   a reward function with on_error: lose_episode failed
         ├── UserModelError           E-EPIS-014   the model that plays the user gave no reply
+        ├── AgentError               the agent's program failed, and the policy is not to blame
+        │   ├── AgentFailedError     E-AGENT-010  the agent ended with an error
+        │   ├── AgentSilentError     E-AGENT-011  the agent ended without calling the model
+        │   ├── AgentHungError       E-AGENT-012  the agent did nothing until the deadline
+        │   └── AgentRequestError    E-AGENT-013  the agent sent what the model cannot be asked
         ├── LearnerLostError         E-LEARN-010  a process of the learner ended or disconnected
         ├── EngineStartError         E-ENG-010    the engine's server did not become ready
         ├── EngineLostError          E-ENG-011    the engine's server disappeared or failed a request
@@ -77,6 +82,11 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 __all__ = [
+    "AgentError",
+    "AgentFailedError",
+    "AgentHungError",
+    "AgentRequestError",
+    "AgentSilentError",
     "AlignmentError",
     "BadToolSchemaError",
     "BadValueError",
@@ -350,12 +360,13 @@ class BadToolSchemaError(ConfigurationError, code="E-TOOL-005"):
 
 
 class ToolsChangedError(ConfigurationError, code="E-TOOL-006"):
-    """A server's tools, their descriptions or schemas differ from those pinned: the policy would be misled.
+    """A server's tools, their descriptions or schemas changed during the run: the policy would be misled.
 
-    Causes: the server was updated; someone changed a description, which the policy reads as an instruction; the pin
-    file belongs to other servers.
-    Fix: review the changes shown in the message; if you accept them, run `mcprl tools pin` and start again.
-    Example: pins.json pins no tools of server 'fmp'. Fix: review the server's tools, then run `mcprl tools pin`.
+    Causes: the server was updated; someone changed a description, which the policy reads as an instruction.
+    Fix: review the changes shown in the message, keep the server from changing while a run is open, then start or
+    resume the run.
+    Example: server 'fmp' changed its tools during the run: changed 'fmp_get_quote'. Fix: keep the server from changing
+    while the run is open; review the changes, then start or resume the run.
     """
 
 
@@ -448,10 +459,11 @@ class NoCheckpointError(ConfigurationError, code="E-RUN-003"):
 class OtherStateError(ConfigurationError, code="E-RUN-004"):
     """A checkpoint was saved with settings that differ from those of the run that loads it.
 
-    Causes: the model, the sharding or the number of processes has changed; a checkpoint from another version of mcprl.
+    Causes: the model, the sharding or, with ZeRO-3, the number of processes has changed; a checkpoint from another
+    version of mcprl.
     Fix: resume with the settings named in the message, or start a new run.
-    Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with fsdp2, but is being loaded by
-    one process. Fix: resume with learner.processes=2 and learner.sharding=fsdp2.
+    Example: the state in outputs/a/checkpoints/step-00008 was saved by 2 processes with zero3, but is being loaded by
+    one process. Fix: resume with learner.processes=2 and learner.sharding=zero3.
     """
 
 
@@ -624,6 +636,47 @@ class UserModelError(InfrastructureError, code="E-EPIS-014"):
     Causes: the endpoint is down or busy; the model takes longer than 60 s, or its answer has no text.
     Fix: check that tasks.user.url answers, and that its model is not a reasoning model that needs more tokens.
     Example: the simulated user said nothing within 60 s. Fix: use a faster model, or lower its load.
+    """
+
+
+class AgentError(InfrastructureError):
+    """The program in `episodes.agent` failed. Such an episode is run again, and stops the run if it keeps failing."""
+
+
+class AgentFailedError(AgentError, code="E-AGENT-010"):
+    """The agent ended with an error, and nothing that the model said explains it.
+
+    Causes: a bug in the agent; a missing library or file; an agent that another process killed.
+    Fix: read the agent's log, logs/agent.log in the run's folder, and correct the agent.
+    Example: the agent ended with exit code 1 before it called the model: ModuleNotFoundError: No module named 'agents'.
+    Fix: read logs/agent.log, and correct the agent.
+    """
+
+
+class AgentSilentError(AgentError, code="E-AGENT-011"):
+    """The agent ended without an error, but never called the model of the run.
+
+    Causes: an agent with a base URL of its own; one that does not read OPENAI_BASE_URL.
+    Fix: let the agent use the base URL in OPENAI_BASE_URL and the key in OPENAI_API_KEY.
+    Example: the agent ended without calling the model. Fix: let it use the base URL in OPENAI_BASE_URL.
+    """
+
+
+class AgentHungError(AgentError, code="E-AGENT-012"):
+    """The agent neither called the model or a tool nor ended, until the deadline of the episode.
+
+    Causes: an agent that waits for input or for another service; a loop without end.
+    Fix: read the agent's log, and let it end after its answer, or raise episodes.deadline_s.
+    Example: the agent did nothing for 540 s, until the deadline of the episode. Fix: read logs/agent.log.
+    """
+
+
+class AgentRequestError(AgentError, code="E-AGENT-013"):
+    """The agent sent a request that this model cannot be asked, or too much output.
+
+    Causes: images; a conversation that the model's chat template cannot render; more than 1 MiB on stdout.
+    Fix: correct the agent's request, or write debugging output to stderr.
+    Example: the agent's messages cannot be rendered: the first message is from a tool. Fix: correct the agent.
     """
 
 

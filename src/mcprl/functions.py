@@ -75,7 +75,7 @@ class EpisodeView:
     """A finished episode, as a reward function sees it.
 
     EpisodeView(task=Task(id="meet-ana", …), turns=(Turn(…), Turn(…)), answer="It is 23:30.", stop=StopReason.ANSWERED,
-                parts={"answer": 1.0, "calls": 0.5, "invalid_call": 0.0, "unanswered": 0.0}, step=3, member=0)
+                parts={"answer": 1.0, "calls": 0.5, "invalid_call": 0.0, "unanswered": 0.0})
 
     `answer` is None if the episode ended without one. `parts` are the other parts of the reward.
     """

@@ -159,6 +159,7 @@ CHANGED_SETTINGS = {
         "delete it: it favored short episodes; use training.max_staleness, which overlaps slow episodes with updates"
     ),
     "servers.settings.NAME.spares": "delete it: with isolation per_episode, two spare servers are always kept ready",
+    "servers.pins": "delete it: a run stops if a server changes its tools, and a resumed run compares them",
     "servers.env_file": "delete it, and write the keys to .env in the folder where mcprl is started, or export them",
     "servers.settings.NAME.start_deadline_s": "delete it: a server has 120 seconds to start",
     "servers.settings.NAME.retry": "write attempts: 3 instead of retry: {attempts: 3}; delays can no longer be set",
@@ -194,6 +195,7 @@ CHANGED_SETTINGS = {
     ),
     "training.pipeline": "set training.max_staleness: 0 for sync, 1 for async",
     "training.shutdown_s": "delete it: a run that is asked to stop saves its state and ends within 10 seconds",
+    "tracking.opentelemetry": "delete it, or set tracking.tracker to a tracker of your own that sends spans",
     "tracking.flush_s": "delete it: trackers have 60 seconds after the run's end",
     "tracking.wandb.entity": "write tracking.wandb.project as entity/project",
     "tracking.wandb.mode": "delete it, and set WANDB_MODE=offline in the environment or the key file",

@@ -9,6 +9,7 @@ There is no record for an episode. An episode is a coroutine (`mcprl.episodes.lo
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -174,6 +175,7 @@ class Source(StrEnum):
     CASSETTE = "cassette"
     MISSING = "missing"  # the tool is replayed from a cassette, and this call was not recorded
     INJECTED = "injected"
+    AGENT = "agent"  # the agent's own code answered the call, or did not make it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +184,8 @@ class Observation:
 
     `worked` is false for faults and for injected failures. Injected failures are not the policy's mistake. An
     infrastructure fault never becomes an observation: it is raised, and the episode is run again. `latency_s` is the
-    time from the call to its response, including waits and retries. If aliases changed the arguments, `arguments` are
+    time from the call to its response, including waits and retries. A call that an agent answered itself did not work
+    as far as mcprl can know, and does not count as a mistake. If aliases changed the arguments, `arguments` are
     the ones that the tool received.
 
     Observation(tool="find_person", server="directory", text="Ana: Lima, America/Lima", latency_s=0.003)
@@ -200,7 +203,7 @@ class Observation:
 
     @property
     def worked(self) -> bool:
-        return self.fault is None and self.source is not Source.INJECTED
+        return self.fault is None and self.source not in (Source.INJECTED, Source.AGENT)
 
 
 class FinishReason(StrEnum):
@@ -219,6 +222,7 @@ class StopReason(StrEnum):
     CONTEXT_LIMIT = "context_limit"
     DEADLINE = "deadline"
     CAUSED_FAULT = "caused_fault"  # the last turn made a tool server fail in every attempt
+    AGENT_ENDED = "agent_ended"  # the agent ended without an answer because of what the policy said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +263,18 @@ class Trajectory:
     Together they determine the tokens that were allowed at each position. `Batch.learnable` marks the tokens that carry
     loss. `code` is the digest of the reward functions that scored the episode, if there were any.
 
+    If an agent rewrote its history, the tokens are a tree. The columns still have each token once, in the order in
+    which they were first used, and each of `forks` is (place, after): the token at `place` follows the one at `after`
+    instead of the one before it in the columns; -1 means that it begins a conversation. Ten tokens of an episode with
+    two branches, whose agent replaced its question after an answer:
+
+        token_ids        1      4093   31     77     2      52     18     77     90     2
+        (text)           <s>    user   Hi     Hello  <end>  Bye    now    Hello  then   <end>
+        sampled          no     no     no     yes    yes    no     no     yes    yes    yes
+
+        forks=((5, 1),)          the token 52 follows the token 4093
+        branches                 (0, 1, 2, 3, 4) and (0, 1, 5, 6, 7, 8, 9)
+
     If the episode ran at an endpoint, there are no token ids: the columns and the `sampled_ids` of the turns are empty,
     and `endpoint_tokens` has the endpoint's own counts, (read, sampled). No `Batch` accepts such a trajectory.
     """
@@ -286,6 +302,19 @@ class Trajectory:
     later_grammars: tuple[tuple[int, str], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     endpoint_tokens: tuple[int, int] | None = None
+    forks: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def branches(self) -> tuple[tuple[int, ...], ...]:
+        """The places of the tokens of each conversation, from its first to its last token. Without forks, one."""
+        starts = [0, *(place for place, _ in self.forks)]
+        stops = [*starts[1:], len(self.token_ids)]
+        paths: list[tuple[int, ...]] = []  # to the end of each stretch between two forks
+        for start, stop, (_, after) in zip(starts, stops, ((0, -1), *self.forks), strict=True):
+            earlier = paths[bisect_right(starts, after) - 1] if after >= 0 else ()
+            paths.append((*earlier[: bisect_right(earlier, after)], *range(start, stop)))
+        continued = {after for _, after in self.forks}
+        return tuple(path for path, stop in zip(paths, stops, strict=True) if stop - 1 not in continued)
 
     def grammar_of(self, turn: int) -> str | None:
         """Return the grammar that a turn was sampled under."""
@@ -303,6 +332,10 @@ class Trajectory:
         columns = (self.sampled, self.forced, self.fixed, self.logprobs, self.turn_index, self.weights_version)
         if any(len(column) != len(self.token_ids) for column in columns):
             raise ValueError(f"trajectory {self.task_id}/{self.member}: its columns have different lengths")
+        if any(not -1 <= after < place < len(self.token_ids) for place, after in self.forks) or any(
+            one >= other for (one, _), (other, _) in pairwise(self.forks)
+        ):
+            raise ValueError(f"trajectory {self.task_id}/{self.member}: its forks are not in order")
         for sampled, forced, fixed, logprob in zip(self.sampled, self.forced, self.fixed, self.logprobs, strict=True):
             if sampled and not (math.isfinite(logprob) and logprob <= 0.0):
                 raise ValueError(f"trajectory {self.task_id}/{self.member}: {logprob} is not a valid logprob")
@@ -335,7 +368,6 @@ class LostEpisode:
     attempt: int
     code: str
     reason: str
-    turns: tuple[tuple[ToolCall, ...], ...] = ()  # the calls of each turn, up to the one that failed
 
     def __str__(self) -> str:
         return f"{self.task_id}/{self.member} ({self.code} {self.reason})"

@@ -1,60 +1,92 @@
-"""The same model, played by mcprl itself and behind an endpoint: at temperature 0, the scores of every task agree."""
+"""The same model, played by mcprl itself and behind an endpoint: at temperature 0, prompts, tokens and scores agree."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from collections import Counter
 
 import pytest
-from shared_vllm import ANSWER_S, MAX_SEQUENCES, forwarded
+from shared_vllm import ANSWER_S, MAX_SEQUENCES, SharedVllm, forwarded
 
-from mcprl.config import EpisodesConfig, LearnerConfig, RunConfig, ServersConfig, TasksConfig
+from mcprl.config import EpisodesConfig, LearnerConfig, ModelConfig, RunConfig, ServersConfig, TasksConfig
+from mcprl.episodes import endpoint_runner
 from mcprl.episodes.endpoint import EndpointSettings
 from mcprl.evaluation.harness import Request, evaluate
 from mcprl.evaluation.outcomes import TaskSuite
-from mcprl.goals import Contains, ExpectedCall, Goal
+from mcprl.goals import ExpectedCall, Goal
 from mcprl.progress import Silent
-from mcprl.records import Task
+from mcprl.records import Task, Trajectory
 from mcprl.samplers.vllm import VllmSampler
 from mcprl.servers.directory import PEOPLE
 
 pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(1800)]
 
+NAMES = ("Ana", "Bola", "Chen", "Divya", "Fatima", "Grace", "Hiro", "Kayla")  # whom the taught model knows
 QUESTIONS = (
-    ("Which time zone is {name}'s office in?", "timezone"),
-    ("In which city does {name} work?", "city"),
-    ("Find {name} and say the city.", "city"),
-    ("Is {name} in {city}? Answer with the city.", "city"),
+    "What time is it at {name}'s office?",
+    "What time is it at {name}'s office",
+    "It is late. What time is it at {name}'s office?",
+    "What time is it now, at {name}'s office?",
+    "At {name}'s office, what time is it?",
+    "{name}'s office: what time is it?",
+    "{name}: time?",
 )
-TASKS = tuple(
-    Task(
-        id=f"{number}-{person['name']}",
-        prompt=({"role": "user", "content": question.format(**person)},),
-        goal=Goal(
-            answer=Contains(text=person[field]),
-            calls=(ExpectedCall(tool="find_person", arguments={"name": person["name"]}),),
-        ),
-        tools=("find_person",),
+
+
+def task(number: int, question: str, name: str) -> Task:
+    zone = next(person["timezone"] for person in PEOPLE if person["name"] == name)
+    calls = {"find_person": {"name": name}, "get_current_time": {"timezone": zone}}
+    return Task(
+        id=f"{number}-{name}",
+        prompt=({"role": "user", "content": question.format(name=name)},),
+        goal=Goal(calls=tuple(ExpectedCall(tool=tool, arguments=arguments) for tool, arguments in calls.items())),
+        tools=tuple(calls),
         max_turns=2,
     )
-    for number, (question, field) in enumerate(QUESTIONS)
-    for person in PEOPLE[:13]
-)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="prompts differ: renderer template shows a tool's function alone, vLLM also the object around it",
-)
-async def test_an_endpoint_scores_what_the_built_in_player_scores(shared_vllm, tmp_path):
-    servers = {"mcpServers": {"directory": {"command": sys.executable, "args": ["-m", "mcprl", "serve", "directory"]}}}
-    (tmp_path / "servers.json").write_text(json.dumps(servers))
+TASKS = tuple(task(number, question, name) for number, question in enumerate(QUESTIONS) for name in NAMES)
+
+
+class TaughtVllm(SharedVllm):
+    """A vLLM with a model that calls tools."""
+
+    @property
+    def model(self) -> ModelConfig:
+        return ModelConfig(path=str(self.model_path), renderer="chatml", dtype="float32", context_tokens=1024)
+
+
+@pytest.fixture
+def taught_vllm(root, taught_qwen3, tmp_path):
+    """The model has the chat template that `renderer: chatml` is: endpoints render prompts by the template."""
+    folder = shutil.copytree(taught_qwen3, tmp_path / "model")
+    shutil.copy(root / "scripts" / "chatml-tools.jinja", folder / "chat_template.jinja")
+    served = TaughtVllm(folder, tmp_path / "vllm.log")
+    yield served
+    served.close()
+
+
+def turns_of(trajectory: Trajectory) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The prompt and the sampled tokens of each turn."""
+    starts = [trajectory.turn_index.index(turn) for turn in range(len(trajectory.turns))]
+    return [
+        (trajectory.token_ids[:start], turn.sampled_ids) for start, turn in zip(starts, trajectory.turns, strict=True)
+    ]
+
+
+async def test_an_endpoint_scores_what_the_built_in_player_scores(root, taught_vllm, monkeypatch, tmp_path):
+    servers = {
+        "directory": {"command": sys.executable, "args": ["-m", "mcprl", "serve", "directory"]},
+        "time": {"command": str(root / ".venv-time/bin/mcp-server-time"), "args": ["--local-timezone", "UTC"]},
+    }
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
     # A recipe may not ask for 0. At a low temperature, close calls are drawn by seeds, which differ between the two.
-    sampling = shared_vllm.sampling.model_copy(update={"temperature": 0.0, "max_tokens": 40})
+    sampling = taught_vllm.sampling.model_copy(update={"temperature": 0.0, "max_tokens": 24})
     config = RunConfig(
         name="people",
-        model=shared_vllm.model.model_copy(update={"renderer": "template"}),  # as the endpoint renders prompts
+        model=taught_vllm.model,
         tasks=TasksConfig(train=tmp_path / "unused.jsonl"),
         servers=ServersConfig(file=tmp_path / "servers.json"),
         sampling=sampling,
@@ -62,10 +94,18 @@ async def test_an_endpoint_scores_what_the_built_in_player_scores(shared_vllm, t
     )
     suite = TaskSuite("people", TASKS)
     assert len(TASKS) >= 50
-    with shared_vllm.lent():
-        own = (await evaluate(Request(config=config, suite=suite), Silent(), logs=tmp_path / "own")).evaluation
+    seen, read_reply = Counter[tuple[tuple[int, ...], tuple[int, ...]]](), endpoint_runner.read_reply
+
+    def noted(response):
+        answer = response.json()
+        seen[tuple(answer["prompt_token_ids"]), tuple(answer["choices"][0]["token_ids"])] += 1
+        return read_reply(response)
+
+    monkeypatch.setattr(endpoint_runner, "read_reply", noted)
+    with taught_vllm.lent():
+        own = await evaluate(Request(config=config, suite=suite), Silent(), logs=tmp_path / "own")
         sampler = VllmSampler(
-            shared_vllm.model,
+            taught_vllm.model,
             sampling,
             LearnerConfig(),
             max_sequences=MAX_SEQUENCES,
@@ -74,12 +114,17 @@ async def test_an_endpoint_scores_what_the_built_in_player_scores(shared_vllm, t
         )
         async with sampler, forwarded(sampler.replicas[0].socket) as url:
             # The server has no parser of calls; they are read from the text.
-            endpoint = EndpointSettings(url=url, model="base", price=(1.0, 2.0), body={"tool_choice": "none"})
+            body = {"tool_choice": "none", "return_token_ids": True}
+            endpoint = EndpointSettings(url=url, model="base", price=(1.0, 2.0), body=body)
             request = Request(config=config, suite=suite, endpoint=endpoint)
-            there = (await evaluate(request, Silent(), logs=tmp_path / "there")).evaluation
-    assert [(task.id, task.solved, task.reward) for task in there.tasks] == [
-        (task.id, task.solved, task.reward) for task in own.tasks
+            there = await evaluate(request, Silent(), logs=tmp_path / "there")
+    assert seen == Counter(turn for trajectory in own.trajectories for turn in turns_of(trajectory))
+    assert [(task.id, task.solved, task.reward) for task in there.evaluation.tasks] == [
+        (task.id, task.solved, task.reward) for task in own.evaluation.tasks
     ]
-    assert [e.sampled_tokens for e in there.episodes] == [e.sampled_tokens for e in own.episodes]
-    assert there.endpoint is not None
-    assert there.usd == pytest.approx((there.endpoint.prompt_tokens + 2 * there.endpoint.completion_tokens) / 1e6)
+    assert 0.0 < own.evaluation.figures.success.value < 1.0, "equal scores say little if all are equal"
+    assert max(len(trajectory.turns) for trajectory in own.trajectories) == 2
+    assert [t.token_counts for t in there.trajectories] == [t.token_counts for t in own.trajectories]
+    used = there.evaluation.endpoint
+    assert used is not None
+    assert there.evaluation.usd == pytest.approx((used.prompt_tokens + 2 * used.completion_tokens) / 1e6)

@@ -46,6 +46,26 @@ def test_python_without_yaml_trains_and_evaluates(tiny_qwen3, tmp_path):
     assert (tmp_path / "outputs" / "from-python" / "summary.json").is_file()
 
 
+def test_the_users_own_code_trains_in_every_place(tiny_qwen3, tmp_path):
+    folder = shutil.copytree(EXAMPLES / "own_code", tmp_path / "own_code")
+    settings = (
+        f"model.path={tiny_qwen3}",
+        "engine=transformers",
+        "sampling.max_tokens=16",
+        "algorithm.min_learnable_tokens=1",
+        "training.steps=2",
+    )
+    run_in(folder, "mcprl", "train", "recipe.yaml", *(word for setting in settings for word in ("--set", setting)))
+    run = folder / "outputs" / "own-code"
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 2
+    for name in ("check", "one_call", "brief"):
+        assert all(0 <= step[f"reward_part_{name}"] <= 1 for step in steps)
+    assert json.loads((run / "summary.json").read_text())["updates"] == 2
+    said = (run / "logs" / "tracker-tracker.log").read_text()
+    assert said == "".join(f"{number} {step['reward']}\n" for number, step in enumerate(steps, 1))
+
+
 class LargeModel(BaseHTTPRequestHandler):
     """Looks the person up, and answers with what the tool said. As a user, wants Hiro's time zone."""
 

@@ -33,8 +33,8 @@ RATE = (40, 2.0)
 
 @pytest.fixture(scope="module")
 def cluster():
-    with two_nodes(cpus=1) as address:
-        yield address
+    with two_nodes(cpus=1):
+        yield
 
 
 async def collect(runner, config, tasks):
@@ -52,7 +52,7 @@ async def test_episodes_of_killed_workers_come_back_once_and_are_those_of_this_p
     async with open_local(alone, tmp_path / "local") as runner:
         expected, _ = await collect(runner, alone, tasks)
     (tmp_path / "calls").unlink()
-    config = make_config(tmp_path, **options, rate=RATE, address=cluster)
+    config = make_config(tmp_path, **options, rate=RATE)
     async with open_workers(config, tmp_path / "logs") as workers:
         async with killed(workers, every_s=2.0, most=2) as dead:
             played, heard = await collect(workers, config, tasks)
@@ -78,6 +78,10 @@ from scale import FACTOR
 @mcprl.reward(per="turn")
 def even(episode):
     return [FACTOR * (turn.calls[0].arguments["number"] % 2 == 0) for turn in episode.turns]
+
+async def asked(episode):
+    seen = await episode.probe("wait", number=episode.calls[0].arguments["number"])
+    return int(seen.text) % 100 / 100
 """
 
 
@@ -89,9 +93,12 @@ def remove(code: Code) -> None:
 async def test_the_code_of_reward_functions_travels_to_workers_that_lack_its_files(cluster, small_qwen3, tmp_path):
     (tmp_path / "rewards.py").write_text(REWARDS)
     (tmp_path / "scale.py").write_text("FACTOR = 0.5\n")
-    function = RewardFunctionConfig(function=f"{tmp_path}/rewards.py:even", weight=1.0)
-    config = make_config(tmp_path, workers=1, at_once=4, tool_s=0.0, address=cluster, model=small_qwen3)
-    config = config.model_copy(update={"rewards": RewardsConfig(functions={"even": function})})
+    functions = {
+        name: RewardFunctionConfig(function=f"{tmp_path}/rewards.py:{name}", weight=1.0, probes=probes)
+        for name, probes in (("even", ()), ("asked", ("wait",)))
+    }
+    config = make_config(tmp_path, workers=1, at_once=4, tool_s=0.0, model=small_qwen3)
+    config = config.model_copy(update={"rewards": RewardsConfig(functions=functions)})
     tasks = make_tasks(8, 3)
     async with open_local(config, tmp_path / "local") as runner:
         expected, _ = await collect(runner, config, tasks)
@@ -100,12 +107,12 @@ async def test_the_code_of_reward_functions_travels_to_workers_that_lack_its_fil
     async with open_workers(config, tmp_path / "logs", code) as workers:
         played, _ = await collect(workers, config, tasks)
     assert by_name(played) == by_name(expected)
-    assert len({trajectory.reward_parts["even"] for trajectory in played}) > 1
+    assert all(len({trajectory.reward_parts[name] for trajectory in played}) > 1 for name in functions)
     assert {trajectory.code for trajectory in played} == {code.digest}
 
 
 async def test_a_cancelled_episode_ends_on_its_worker_while_a_tool_call_is_under_way(cluster, small_qwen3, tmp_path):
-    config = make_config(tmp_path, workers=1, at_once=1, tool_s=100.0, address=cluster, model=small_qwen3)
+    config = make_config(tmp_path, workers=1, at_once=1, tool_s=100.0, model=small_qwen3)
     [task] = make_tasks(1, 1)
     async with open_workers(config, tmp_path / "logs") as workers:
         run = asyncio.ensure_future(workers.run(task, step=0, member=0, attempt=0))
@@ -119,7 +126,7 @@ async def test_a_cancelled_episode_ends_on_its_worker_while_a_tool_call_is_under
 
 
 async def test_a_server_that_does_not_start_on_a_worker_is_named_by_its_own_error(cluster, small_qwen3, tmp_path):
-    config = make_config(tmp_path, workers=1, at_once=4, tool_s=0.1, address=cluster, model=small_qwen3)
+    config = make_config(tmp_path, workers=1, at_once=4, tool_s=0.1, model=small_qwen3)
     # The run's own server starts, and the second one to be started fails: it finds the mark of the first.
     script = tmp_path / "once.py"
     mark = tmp_path / "mark"

@@ -35,7 +35,6 @@ def write_recipe(folder: Path, model: Path, server: StandIn, monkeypatch: pytest
             "tensorboard": True,
             "wandb": {"project": "e/p"},
             "weave": {"project": "e/p"},
-            "opentelemetry": {"endpoint": f"{server.url}/v1/traces"},
         }
         | settings
     )
@@ -58,7 +57,7 @@ def test_every_tracker_is_told_of_every_episode_and_nothing_is_said_of_it(
     run = tmp_path / "outputs" / "refill"
     outcomes = json.loads((run / "tracking.json").read_text())
     assert {kind: outcome["state"] for kind, outcome in outcomes.items()} == dict.fromkeys(
-        ("wandb", "weave", "tensorboard", "opentelemetry"), "delivered"
+        ("wandb", "weave", "tensorboard"), "delivered"
     )
     played = [t for file in (run / "trajectories").iterdir() for t in read_trajectories(file)]
     calls = [call for request in server.bodies("/calls/complete$") for call in request.json["batch"]]
@@ -89,7 +88,7 @@ def test_a_run_whose_trackers_all_hang_makes_every_step_and_ends(small_qwen3, tm
     held_up_s = (run / "tracking.json").stat().st_mtime - (run / "summary.json").stat().st_mtime
     record_property("held_up_s", round(held_up_s, 2))
     assert "Traceback" not in said
-    for name in ("W&B", "Weave", "OpenTelemetry"):
+    for name in ("W&B", "Weave"):
         assert said.count(f"tracking: {name} ") == 1, (name, said)
     outcomes = json.loads((run / "tracking.json").read_text())
     assert outcomes["tensorboard"]["state"] == "delivered"

@@ -25,7 +25,7 @@ from mcprl.records import FinishReason, Group, Observation, StopReason, Task, To
 from mcprl.runs.folder import RunFolder
 from mcprl.runs.trajectories import read_trajectories
 from mcprl.tools import ServerSpec, Toolbox, load_server_specs
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 from step_records import step_record
 
 pytestmark = pytest.mark.process

@@ -13,6 +13,7 @@ from mcprl.recipe import load_recipe
 RECIPES = Path(__file__).parents[2] / "recipes"
 KL = ("algorithm.kl.coefficient=0.1",)
 EMA = ("algorithm.kl.cap=0.1", "algorithm.kl.reference=ema")
+DIRECT = ("sampling.vllm.weight_transfer=direct",)
 LORA = ("learner.tuning=lora", "model.dtype=float32")
 
 REFUSED = {
@@ -33,8 +34,20 @@ REFUSED = {
         LORA[:1],
         "a single dtype: use learner.sharding=fsdp2, or model.dtype",
     ),
+    "weights of ZeRO-3 without files": (
+        "qwen3-full-zero3",
+        DIRECT,
+        r"weight_transfer=direct .* needs engine=vllm, learner\.tuning=full, learner\.sharding=fsdp2",
+    ),
+    "an adapter without files": ("qwen3-full-zero3", (*LORA, *DIRECT), r"weight_transfer=direct .* set it to files"),
+    "weights without files, to other hosts": (
+        "qwen3-full-zero3",
+        (*DIRECT, "learner.sharding=fsdp2", "placement.sampler.urls=[http://10.0.0.1:8000]"),
+        r"no placement\.sampler\.urls",
+    ),
 }
 TAKEN = {
+    "weights without files": ("qwen3-full-zero3", (*DIRECT, "learner.sharding=fsdp2")),
     "merged adapters in float32": ("hello-cpu", ()),
     "no adapter to merge": ("hello-cpu", ("model.dtype=bfloat16", "learner.tuning=full")),
     "adapters in bfloat16": ("hello-cpu", ("model.dtype=bfloat16", "sampling.vllm.merge_adapters=false")),

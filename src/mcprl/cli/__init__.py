@@ -56,7 +56,7 @@ SECTIONS = {
     },
     "Tasks and tools": {
         "tasks": "Check, create and inspect task files.",
-        "tools": "List, call and pin tools.",
+        "tools": "List and call tools.",
         "serve": "Serve tools over stdio, or over HTTP at /mcp.",
     },
     "Reference": {"config": "Look up settings.", "explain": "Explain an error code: causes and fixes."},
@@ -108,17 +108,28 @@ def _entry_points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group="mcprl.commands"))
 
 
-def _load(entry: EntryPoint) -> Any:
-    try:
-        return entry.load()
-    except Exception as error:  # another package's module may raise anything
-        if _library(error) in EXTRAS:
-            raise
+class _Importing:
+    """Imports a command of another package, whose module may raise anything."""
+
+    def __init__(self, entry: EntryPoint) -> None:
+        self._entry = entry
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception) or _library(error) in EXTRAS:
+            return
+        entry = self._entry
         package = "its package" if entry.dist is None else f"the package {entry.dist.name} {entry.dist.version}"
         raise MissingExtraError(
             f"`mcprl {entry.name.replace('.', ' ')}` ({entry.value}) cannot be imported: {error}",
             fix=f"reinstall or remove {package}; other commands work without it",
         ) from error
+
+
+def _load(entry: EntryPoint) -> Any:
+    with _Importing(entry):
+        return entry.load()
 
 
 def _library(error: Exception) -> str:

@@ -27,6 +27,7 @@ GROUPS = {
     "CHAT": "Conversations and grammars",
     "SAMP": "The sampler",
     "EPIS": "Episodes",
+    "AGENT": "Agents that play episodes",
     "LEARN": "The learner",
     "ENG": "The SkyRL engine",
     "WORK": "Workers",

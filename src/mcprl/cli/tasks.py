@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from mcprl.cli.commands import Commands
+from mcprl.cli.commands import Commands, Group
 from mcprl.cli.options import AsJson
 from mcprl.cli.printing import plain_table, words
+from mcprl.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from mcprl.config import EpisodesConfig, RewardsConfig, RunConfig
     from mcprl.episodes.demonstrations import Trial
-    from mcprl.goals import ExpectedText
     from mcprl.records import Task
     from mcprl.tasks.validation import Report
     from mcprl.tools import ServerSpec, Tool, Toolbox
@@ -138,53 +138,14 @@ def print_task_list(console: Console, tasks: Iterable[Task]) -> None:
 
 
 def print_task(console: Console, task: Task) -> None:
-    """Print a task with its solution."""
-    goal = task.goal
-    turns = [f"at most {task.max_turns} turns"] if task.max_turns else []
-    facts = " · ".join([task.difficulty, *turns, *([task.world] if task.world else [])])
-    console.print(_words(task.id, "bold") + _words(f"  {facts}", "dim"))
-    for message in task.prompt:
-        console.print(_words(f"{message['role']}: ", "bold") + _words(message["content"]), soft_wrap=True)
-    states = [f"{_call(state.tool, state.arguments)} returns {_all_of(state.texts)}" for state in goal.state]
-    in_order = "in any order" if goal.in_any_order else "in this order"
-    if goal.call_sets:
-        in_order += f", except within sets of {', '.join(map(str, goal.call_sets))}"
-    parts = {
-        "tools": [", ".join(task.tools) if task.tools is not None else "all tools of the servers"],
-        "answer": [_all_of([goal.answer])] if goal.answer is not None else [],
-        f"required calls, {in_order}": [_call(call.tool, call.arguments) for call in goal.calls],
-        "minimum number of successful calls": [f"{goal.min_calls}"] if goal.min_calls else [],
-        "afterwards": states,
-        "written": [_call(write.tool, {**write.arguments, **write.texts}) for write in goal.writes],
-        "rubric": [goal.rubric] if goal.rubric else [],
-        "check": [goal.check.function] if goal.check else [],
-        "setup": [_call(call.name, call.arguments) for call in task.setup],
-        "then the user says": [
-            message["content"] + (f" (and offers {', '.join(each.tools)})" if each.tools else "")
-            for each in task.follow_ups
-            for message in each.messages
-        ],
-        "simulated user": [task.user.function or task.user.instructions or ""] if task.user else [],
-        "solution": [
-            line
-            for part in task.solutions
-            for line in (*(_call(c.name, c.arguments) for c in part.calls), f"answer: {part.answer}")
-        ],
-    }
-    for name, lines in parts.items():
-        if lines:
-            console.print(
-                _words(f"{name}:", "bold"), *(_words(f"  {line}") for line in lines), sep="\n", soft_wrap=True
-            )
+    """Print a task with its solution, as YAML with the fields of a task file."""
+    import yaml
 
+    from mcprl.tasks.formats import line_of
 
-def _call(tool: str, arguments: Mapping[str, Any]) -> str:
-    written = ((name, json.dumps(value, ensure_ascii=False, default=repr)) for name, value in arguments.items())
-    return f"{tool}({', '.join(f'{name}={value}' for name, value in written)})"
-
-
-def _all_of(texts: Iterable[ExpectedText]) -> str:
-    return ", ".join(map(repr, texts))
+    line = json.loads(json.dumps(line_of(task)))
+    text = yaml.safe_dump(line, sort_keys=False, allow_unicode=True, width=console.width)
+    console.print(_words(text.rstrip()), soft_wrap=True)
 
 
 def _question(task: Task) -> str:
@@ -208,7 +169,22 @@ _WORLD = re.compile(r"market-(\d+)")
 # Used if no task names a world. The tools are the same in every world.
 _ANY_WORLD = 7
 
-app = Commands("Check, create and inspect task files.")
+_EXTRAS = {"generate": "market", "import": "synthesis", "synthesize": "synthesis"}
+
+
+class _Tasks(Group):
+    """Names the extra of a command that is not installed."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in _EXTRAS:
+            raise MissingExtraError(
+                f"`mcprl tasks {cmd_name}` is not installed", fix=f"pip install 'mcprl[{_EXTRAS[cmd_name]}]'"
+            )
+        return command
+
+
+app = Commands("Check, create and inspect task files.", _Tasks)
 
 _TaskFile = Annotated[Path, typer.Argument(metavar="FILE", help="Task file: JSONL, or rows in SkyRL's format.")]
 
@@ -274,43 +250,6 @@ def show_task(
         print_task_list(console, load_tasks(file))
     else:
         print_task(console, choose_task(file, task_id))
-
-
-@app.command("import")
-def import_tasks(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one per line.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the project, new or empty.")],
-    model: Annotated[
-        str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
-    ] = None,
-) -> None:
-    """Create a project from recorded conversations: tasks with proven checks, a cassette, demonstrations, a recipe."""
-    from mcprl.scaffold import DEFAULT_MODEL
-    from mcprl.scaffold.recorded import import_project
-
-    console = Console(highlight=False)
-    with Console(stderr=True, highlight=False).status("deriving and proving checks …"):
-        project = import_project(files, out, DEFAULT_MODEL if model is None else model)
-    figures = project.to_json()
-    checks = ", ".join(f"{kind} {number}" for kind, number in figures["checks"].items())
-    worlds = plain_table("tool", "answered by")
-    for name, world in project.worlds.items():
-        worlds.add_row(_words(name), world)
-    console.print(worlds, "")
-    for line in (
-        f"{figures['rows']} rows: {figures['usable']} usable, {figures['proven']} with proven checks ({checks})",
-        f"{figures['train']} training tasks, {figures['validation']} validation tasks, "
-        f"{figures['demonstrations']} demonstrations; {out / 'report.md'} explains each row",
-        *(
-            [f"{len(project.unreadable)} parts of the files cannot be read; report.md lists them"]
-            if project.unreadable
-            else ()
-        ),
-        f"next: mcprl doctor {out / 'recipe.yaml'} --fast",
-    ):
-        console.print(_words(line), soft_wrap=True)
 
 
 @app.command("schema")

@@ -1,4 +1,4 @@
-"""`mcprl tools`: list the tools of a recipe, call one, pin them, and count the calls of a run."""
+"""`mcprl tools`: list the tools of a recipe, call one, and count the calls of a run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,10 @@ if TYPE_CHECKING:
     from mcprl.config import ServersConfig
     from mcprl.records import Observation
     from mcprl.tasks.validation import Alias
-    from mcprl.tools import Tool, Toolbox, ToolDefinition
+    from mcprl.tools import Tool, Toolbox
     from mcprl.tools.stats import StatsDocument, ToolFigures
 
-    ToolsOfServers = Mapping[str, tuple[str, Sequence[ToolDefinition]]]
-
 _MAX_DESCRIPTION = 200
-_DIFF_STYLES = {"+++": "bold", "---": "bold", "+": "green", "-": "red", "@": "cyan"}
 
 
 def print_tools(console: Console, tools: Iterable[Tool], aliases: Mapping[str, str] | None = None) -> None:
@@ -153,16 +150,6 @@ def _meaning(code: str) -> str:
     return ""
 
 
-def diff_text(lines: Iterable[str]) -> Text:
-    """Color a unified diff."""
-    styled = Text()
-    for line in lines:
-        style = next((style for mark, style in _DIFF_STYLES.items() if line.startswith(mark)), "")
-        styled.append_text(words(f"{line}\n", style))
-    styled.rstrip()
-    return styled
-
-
 def observation_details(seen: Observation) -> Text:
     """Format the source, latency and attempts of a result in one line."""
     if seen.fault is not None and not seen.latency_s:
@@ -176,7 +163,7 @@ def observation_details(seen: Observation) -> Text:
     return words(" · ".join(details), "dim")
 
 
-app = Commands("List, call and pin tools.")
+app = Commands("List and call tools.")
 
 
 @app.command("list")
@@ -214,47 +201,6 @@ def call_tool(
         Console(stderr=True, highlight=False).print(words(line), soft_wrap=True)
     if seen.fault is not None:
         raise typer.Exit(1)
-
-
-@app.command("pin")
-def pin_tools(
-    recipe: Recipe,
-    into: Annotated[
-        Path | None,
-        typer.Option(
-            help="Pin file; default: servers.pins of the recipe, or NAME.pins.json beside the mcpServers file."
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit with status 1 if the tools differ.")
-    ] = False,
-    overrides: Overrides = None,
-) -> None:
-    """Pin the current tool schemas; a run stops if a server's tools change. Prints what changed since the last pin."""
-    import asyncio
-
-    from mcprl.tools.pins import write_pins
-
-    servers = _load(recipe, overrides)
-    path = _pin_file(servers, into)
-
-    async def listed() -> ToolsOfServers:
-        # Ignore the recipe's pins: if tools changed, they would prevent listing them.
-        live = servers.model_copy(update={"pins": None, "cassette": None, "cassette_mode": "live"})
-        async with _open(live) as toolbox:
-            return toolbox.definitions
-
-    found = asyncio.run(listed())
-    console = Console(highlight=False)
-    same = _print_changes(console, path, found, must_read=check)
-    if check:
-        raise typer.Exit(0 if same else 1)
-    write_pins(path, found)
-    console.print(words(f"{path} {'is up to date' if same else 'written'}"), soft_wrap=True)
-    if servers.pins is None or servers.pins.resolve() != path.resolve():
-        console.print(
-            words(f"To check every run against it, set servers.pins to {path.name} in the recipe."), soft_wrap=True
-        )
 
 
 @app.command("stats")
@@ -327,46 +273,3 @@ def _print_observation(seen: Observation) -> None:
     Console(highlight=False).print(words(seen.text, "red" if seen.fault is not None else ""), soft_wrap=True)
     # On stderr, so that a pipe gets only the result.
     Console(stderr=True, highlight=False).print(observation_details(seen), soft_wrap=True)
-
-
-def _pin_file(servers: ServersConfig, into: Path | None) -> Path:
-    from mcprl.errors import BadValueError
-
-    if servers.file is None:
-        raise BadValueError("servers.file is not set, so there are no servers", fix="set servers.file in the recipe")
-    return into or servers.pins or servers.file.with_name(f"{servers.file.stem}.pins.json")
-
-
-def _print_changes(console: Console, path: Path, found: ToolsOfServers, *, must_read: bool) -> bool:
-    """Print how each server's tools differ from the pins. Return True if nothing differs."""
-    from mcprl.errors import ConfigFileError
-    from mcprl.secrets import SECRETS
-    from mcprl.tools.pins import compare_tools, read_pins
-
-    pinned: Mapping[str, Sequence[ToolDefinition]] = {}
-    if path.exists() or must_read:
-        try:
-            pinned = read_pins(path)
-        except ConfigFileError as error:
-            if must_read:
-                raise
-            console.print(words(f"The old file cannot be compared: {error.what}."), soft_wrap=True)
-    same = True
-    for name in dict.fromkeys([*found, *pinned]):
-        version, definitions = found.get(name, ("", ()))
-        count = f"{len(definitions)} tool{'s' if len(definitions) != 1 else ''}"
-        diff = compare_tools(pinned.get(name, ()), definitions)
-        if name not in found:
-            verdict = "no longer in the recipe"
-        elif name not in pinned:
-            verdict = f"{count}, not yet pinned: {', '.join(tool.name for tool in definitions)}"
-        else:
-            verdict = f"{count}, unchanged" if diff is None else diff.summary()
-        changed = diff is not None or (name in found) != (name in pinned)
-        same = same and not changed
-        console.print(
-            words(f"{name}{f' {version}' if version else ''}: {verdict}", "yellow" if changed else ""), soft_wrap=True
-        )
-        if diff is not None and name in found and name in pinned:
-            console.print(diff_text(SECRETS.redact("\n".join(diff.lines)).split("\n")), soft_wrap=True)
-    return same

@@ -21,7 +21,7 @@ from mcprl.concurrency import run_all
 from mcprl.config import EpisodesConfig, RewardsConfig
 from mcprl.episodes.rewards import succeeded
 from mcprl.errors import GroupIncompleteError, InfrastructureError
-from mcprl.records import Group, LostEpisode, Source, StopReason, Task, ToolCall, Trajectory
+from mcprl.records import Group, LostEpisode, Source, StopReason, Task, Trajectory
 from mcprl.secrets import SECRETS
 
 __all__ = ["Collector", "Journal", "RunsEpisodes", "episode_metrics", "lost_to", "run_until_kept"]
@@ -58,7 +58,6 @@ def lost_to(error: InfrastructureError, task: Task, member: int, attempt: int) -
         attempt=attempt,
         code=error.code,
         reason=f"{error.what}, after {SECRETS.redact(last)}" if last else error.what,
-        turns=tuple(tuple(ToolCall(name=name, arguments=given) for name, given in calls) for calls in error.turns),
     )
 
 

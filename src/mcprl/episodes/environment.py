@@ -228,15 +228,25 @@ class Environment:
             self._answered_turns = len(self.turns)
         return replace(result, follow_up=turn.follow_up)
 
-    async def end(self, stop: StopReason) -> None:
+    async def call(self, call: ToolCall, *, turn: int, index: int) -> Observation:
+        """Make one call of the policy, which is call `index` of a turn."""
+        injection = self._injection
+        instead = None if injection is None else partial(injection.failure_of, turn=turn, index=index)
+        return await self._access.call(call, without=self._later_tools(), instead=instead)
+
+    def note(self, action: Action, observations: tuple[Observation, ...]) -> None:
+        """Append a turn whose calls an agent has made."""
+        self._append(_turn_of(action, observations), None, None, state=None, graded=None)
+
+    async def end(self, stop: StopReason, answer: str | None = None) -> None:
         """End the episode between two turns, for example at its deadline. The last turn gets the penalty."""
         state = await self._share_of_state()
-        graded = await self._grade(self.turns, None, stop, state)
+        graded = await self._grade(self.turns, answer, stop, state)
         # There must be no await from here on: if a line above is cancelled, the turns are unchanged.
         last = self.turns.pop()
         self._parts_after.pop()
         self._parts = self._score(self.turns, None, None)
-        self._append(last, stop, None, state=state, graded=graded)
+        self._append(last, stop, answer, state=state, graded=graded)
 
     def end_by_fault(self, action: Action, what: str) -> None:
         """End the episode with a turn that made a server fail. All reward parts become 0; penalties remain."""
@@ -248,13 +258,8 @@ class Environment:
         self.turns.append(replace(turn, reward=weigh(self._parts, self._rewards) - before))
 
     async def _carry_out(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
-        made = (self._call(call, index) for index, call in enumerate(calls))
+        made = (self.call(call, turn=len(self.turns), index=index) for index, call in enumerate(calls))
         return tuple([await call for call in made]) if self._task.calls_in_order else await run_all(made)
-
-    async def _call(self, call: ToolCall, index: int) -> Observation:
-        injection = self._injection
-        instead = None if injection is None else partial(injection.failure_of, turn=len(self.turns), index=index)
-        return await self._access.call(call, without=self._later_tools(), instead=instead)
 
     async def _follow_up(self, action: Action, turn: Turn) -> tuple[Message, ...]:
         """Return what the user says to an answer; nothing, if the conversation is over."""

@@ -23,13 +23,14 @@ from mcprl.errors import (
     ServerBusyError,
     ServerLostError,
     ToolServerError,
+    UserCodeError,
 )
 from mcprl.records import FollowUp, Message, Observation, Source, StopReason, Task, ToolCall, Trajectory, Turn
 from mcprl.samplers import Completion, Sampler, SampleRequest
 from mcprl.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from mcprl.chat import Chat
+    from mcprl.chat import Chat, ParsedTurn
     from mcprl.grammar.masks import TurnGrammars
 
 # Extra time, as a fraction of the deadline, to check the state of the world after an episode reached its deadline.
@@ -44,7 +45,7 @@ def longest_life_s(deadline_s: float) -> float:
 
 
 async def end_at_deadline(
-    environment: Environment | None, *, played_s: float, deadline_s: float, late: EpisodeDeadlineError
+    environment: Environment | None, *, played_s: float, deadline_s: float, late: InfrastructureError
 ) -> None:
     """Handle an episode that reached its deadline: end it if its own turns were slow, else raise `late`.
 
@@ -199,6 +200,7 @@ class LiveEpisode:
 
     task: Task
     seed_path: tuple[int, str, int]  # step, task, member
+    attempt: int = 0
     columns: TrajectoryColumns = field(default_factory=TrajectoryColumns)
     environment: Environment | None = None
     tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -235,6 +237,8 @@ async def lease_for(
 class EpisodeLoop(ABC):
     """Runs episodes: tools, turns, limits and rewards. Subclasses get a turn from a model. It does not know groups."""
 
+    live: type[LiveEpisode] = LiveEpisode
+
     def __init__(
         self,
         config: RunConfig,
@@ -258,11 +262,13 @@ class EpisodeLoop(ABC):
     async def run(self, task: Task, *, step: int, member: int, attempt: int) -> Trajectory:
         """Run one episode. Raises an InfrastructureError if the infrastructure fails."""
         started = time.monotonic()
-        episode = LiveEpisode(task=task, seed_path=(step, task.id, member))
+        episode = self.live(task=task, seed_path=(step, task.id, member), attempt=attempt)
         try:
             stop = await self._run_to_end(episode, task)
         except InfrastructureError as error:
             stop = await self._end_by_fault(episode, task, error)
+        except UserCodeError as error:
+            raise UserCodeError(f"{error.what}, in episode {member} of step {step + 1}", fix=error.fix) from error
         environment, functions = episode.environment, self._functions
         assert environment is not None
         # A record without a part waits for its group.
@@ -441,14 +447,7 @@ class EpisodeRunner(EpisodeLoop):
         forced, fixed = await self._choices(grammar, completion)
         columns.add_turn(completion, turn, forced=forced, fixed=fixed)
         parsed = self._chat.parse(prompt_ids, completion.token_ids, episode.tools)
-        return Action(
-            text=parsed.text,
-            prose=parsed.prose,
-            calls=parsed.calls,
-            sampled_ids=completion.token_ids,
-            finish=completion.finish,
-            weights_version=completion.weights_versions[0],
-        )
+        return action_of(parsed, completion)
 
     def _show(self, episode: LiveEpisode, shown: Sequence[Message]) -> bool:
         columns, last = episode.columns, episode.actions[-1].sampled_ids
@@ -486,6 +485,18 @@ class EpisodeRunner(EpisodeLoop):
             seed=derive_seed(self._config.seed, "turn", *seed_path),
             grammar=grammar,
         )
+
+
+def action_of(parsed: ParsedTurn, completion: Completion) -> Action:
+    """Return a sampled turn as an action."""
+    return Action(
+        text=parsed.text,
+        prose=parsed.prose,
+        calls=parsed.calls,
+        sampled_ids=completion.token_ids,
+        finish=completion.finish,
+        weights_version=completion.weights_versions[0],
+    )
 
 
 def _as_it_went(task: Task, turns: Sequence[Turn]) -> Task:

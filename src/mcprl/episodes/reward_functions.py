@@ -51,8 +51,9 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call of a function that has not finished, in the process `child`."""
+    """A call of the function at `place` (file:line) that has not finished, in the process `child`."""
 
+    place: str
     result: asyncio.Future[Any]
     probe: Probe | None
     probes: frozenset[str]
@@ -89,6 +90,7 @@ class RewardFunctions:
         self._environment = environment
         self._log = log
         self._per: dict[str, Per] = {}
+        self._places: dict[str, str] = {}  # file:line
         self._numbers = itertools.count()
         self._calls: dict[int, _Call] = {}
         self._probing: set[asyncio.Task[None]] = set()
@@ -184,9 +186,9 @@ class RewardFunctions:
         )
 
     async def that_differ(self, task: Task, trajectory: Trajectory) -> list[str]:
-        """Return the functions that give an episode a different value in a new process. Omits those with probes.
+        """Return the file, line and name of functions that give an episode a different value in a new process.
 
-        No function may be running.
+        Omits functions with probes. No function may be running.
         """
         chosen = {name: own for name, own in self._functions.items() if self._per[name] != "group" and not own.probes}
         values: list[tuple[Any, ...]] = []
@@ -194,7 +196,8 @@ class RewardFunctions:
             calls = (self._call(name, own, _view(task, trajectory), None) for name, own in chosen.items())
             values.append(await run_all(calls))
             await self._stop()
-        return [own.function for own, one, other in zip(chosen.values(), *values, strict=True) if one != other]
+        places = (f"{self._places[name]} ({name})" for name in chosen)
+        return [place for place, one, other in zip(places, *values, strict=True) if one != other]
 
     async def _call(
         self,
@@ -210,7 +213,8 @@ class RewardFunctions:
                 if self._child is None:
                     await self._start()
             number, result = next(self._numbers), asyncio.get_running_loop().create_future()
-            call = self._calls[number] = _Call(result, probe, frozenset(function.probes), self._child)
+            probes = frozenset(function.probes)
+            call = self._calls[number] = _Call(self._places[name], result, probe, probes, self._child)
             try:
                 self._send(("call", number, name, subject, says))
                 async with asyncio.timeout(function.deadline_s):
@@ -250,18 +254,21 @@ class RewardFunctions:
         references = {name: function.function for name, function in self._functions.items()}
         self._send(("load", self.code, references | {each: each for each in self.code.references}))
         try:
+            file = ""
             async with asyncio.timeout(_START_S):
-                loaded = json.loads(await reader.readline() or "null")
+                while "importing" in (loaded := json.loads(await reader.readline() or "{}")):
+                    file = loaded["importing"]
         except TimeoutError:
             place = await self._interrupt()
             raise UserCodeError(
                 f"{place}: importing your functions took longer than {_START_S:g} s", fix="make the import faster"
             ) from None
-        if loaded is None or "error" in loaded:
-            ended = f"the process of your functions ended while it imported them; see {child.log}"
+        if "per" not in loaded:
             await self._stop()
-            raise UserCodeError(ended if loaded is None else loaded["error"], fix="correct the code at this line")
-        self._per = loaded["per"]
+            ended = f"{file}: the process of your functions ended while it imported this file; see {child.log}"
+            fault = {"error": ended, "fix": "correct the code that ends the process"} | loaded
+            raise UserCodeError(fault["error"], fix=fault["fix"])
+        self._per, self._places = loaded["per"], loaded["places"]
         self._reader = asyncio.create_task(self._read(reader, child))
 
     def _send(self, message: tuple[Any, ...]) -> None:
@@ -286,7 +293,8 @@ class RewardFunctions:
         code = await child.wait()
         for call in self._calls.values():
             if not call.result.done():
-                call.result.set_exception(_FunctionFailed(f"the process of the reward functions ended with {code}"))
+                ended = f"{call.place}: the process of the reward functions ended with {code}"
+                call.result.set_exception(_FunctionFailed(ended))
         self._child = None
 
     async def _probe(self, reply: Mapping[str, Any], call: _Call) -> None:

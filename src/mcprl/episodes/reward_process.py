@@ -58,12 +58,17 @@ class _Process:
         try:
             for name, reference in references.items():
                 setting = "a task or the recipe" if name == reference else f"rewards.functions.{name}.function"
+                self._say(importing=reference.rpartition(":")[0])
                 function = load_function(reference, setting)
                 self._functions[name] = (reference, function)
         except UserCodeError as error:
-            self._say(error=error.what)
+            self._say(error=error.what, fix=error.fix)
         else:
-            self._say(per={name: _per(function) for name, (_, function) in self._functions.items()})
+            loaded = self._functions.items()
+            self._say(
+                per={name: _per(function) for name, (_, function) in loaded},
+                places={name: _place_of(function, reference) for name, (reference, function) in loaded},
+            )
 
     async def _call(self, number: int, name: str, subject: EpisodeView | tuple[EpisodeView, ...], says: bool) -> None:
         reference, function = self._functions[name]

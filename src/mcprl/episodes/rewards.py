@@ -35,7 +35,7 @@ from mcprl.goals import (
     Matches,
     MeetsSome,
 )
-from mcprl.records import Source, StopReason, Task, Turn
+from mcprl.records import StopReason, Task, Turn
 
 __all__ = [
     "PARTS",
@@ -83,9 +83,9 @@ def score(
     calls is best.
     """
     graded = graded or {}
-    # An injected failure counts neither for nor against the policy.
+    # An injected failure counts neither for nor against the policy, nor does a call that did not reach mcprl.
     made = [pair for turn in turns for pair in zip(turn.calls, turn.observations, strict=True)]
-    made = [(call, seen) for call, seen in made if seen.source is not Source.INJECTED]
+    made = [(call, seen) for call, seen in made if seen.worked or seen.fault is not None]
     worked = [(seen.tool, seen.arguments or call.arguments) for call, seen in made if seen.worked]
     parts: dict[str, float] = {}
     if goal.state or goal.writes:

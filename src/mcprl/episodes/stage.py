@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -43,7 +44,7 @@ from mcprl.tools.limits import SharedLimits
 from mcprl.tools.stats import StatsDocument
 
 if TYPE_CHECKING:
-    from mcprl.samplers.vllm import VllmSampler
+    from mcprl.samplers.vllm import Send, VllmSampler
     from mcprl.skyrl.engine import SkyrlEngine
 
 _VLLM: Final = SettingNames("vLLM", "placement.sampler.urls", "model.path", "placement.sampler.key_env")
@@ -92,8 +93,12 @@ async def open_kit(
         graders = open_graders(config, toolbox, logs, code or code_of(config.rewards, tasks))
         judge, functions = await stack.enter_async_context(graders)
 
+        runner_class = EpisodeRunner
+        if config.episodes.agent is not None:
+            runner_class = await stack.enter_async_context(_open_agents(tasks, logs))
+
         def make_runner(sampler: Sampler) -> EpisodeRunner:
-            return EpisodeRunner(
+            return runner_class(
                 config,
                 chat=chat,
                 sampler=sampler,
@@ -132,6 +137,16 @@ async def open_graders(
         user, share = config.tasks.user, 1 / (1 + config.workers.count)
         opening = open_functions(config.rewards, toolbox.catalog, logs=logs, code=code, user=user, share=share)
         yield judge, await stack.enter_async_context(opening)
+
+
+def _open_agents(tasks: Sequence[Task], logs: Path) -> AbstractAsyncContextManager[Callable[..., EpisodeRunner]]:
+    """Open what agents connect to. It is in a package of its own, found by the entry point group `mcprl.agents`."""
+    entry = next(iter(entry_points(group="mcprl.agents")), None)
+    if entry is None:
+        raise MissingExtraError(
+            "episodes.agent is set, but agents are not installed", fix="pip install 'mcprl[agents]'"
+        )
+    return entry.load()(tasks, logs)
 
 
 def _make_grammars(
@@ -200,6 +215,10 @@ class MeteredSampler:
 
     async def publish(self, weights: Weights) -> Weights:
         return await self._sampler.publish(weights)
+
+    def receive_from(self, send: Send) -> None:
+        """Let vLLM get all weights from the learner instead of files."""
+        cast("VllmSampler", self._sampler).receive_from(send)
 
     async def sleep(self) -> None:
         """Leave the GPUs to the learner, if the placement lets them take turns."""
@@ -310,6 +329,8 @@ async def open_endpoint_runner(
     """Start the tool servers, and let a model behind an endpoint play. Loads no model and no chat template."""
     require_scorable(tasks, config.rewards)
     require_users(tasks, config.tasks)
+    if config.episodes.agent is not None:
+        raise BadValueError("an agent cannot use an endpoint", fix="remove episodes.agent, to play with mcprl's loop")
     if config.workers.count:
         raise BadValueError(
             "Ray workers cannot use an endpoint", fix="add --set workers.count=0, to run all episodes in this process"

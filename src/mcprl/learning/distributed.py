@@ -28,6 +28,7 @@ from mcprl.secrets import HUB_VARIABLES, environment_without_keys
 
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
+    from mcprl.samplers.sampler import Receiver
 
 SOCKET_VARIABLE = "MCPRL_LEARNER_SOCKET"
 """The environment variable that tells a process which socket to connect to."""
@@ -140,7 +141,10 @@ class DistributedLearner:
         return await self._ask(_with_folder("load_state", folder))
 
     async def fetch(self, weights: Weights) -> Weights:
-        return weights  # every version is already on disk
+        return await self._ask(("fetch", weights))
+
+    async def send(self, receiver: Receiver) -> int:
+        return await self._ask(("send", receiver))
 
     async def state_bytes(self) -> int:
         return await self._ask(("state_bytes",))

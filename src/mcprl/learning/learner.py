@@ -16,6 +16,7 @@ from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
+    from mcprl.samplers.sampler import Receiver
     from mcprl.skyrl.engine import SkyrlEngine
 
 P = ParamSpec("P")
@@ -72,13 +73,17 @@ class Learner(Protocol):
 
 
 class OnGpu(Protocol):
-    """A torch learner, which can leave its GPUs to the sampler. Between the two calls it only saves and loads."""
+    """A torch learner, which can leave its GPUs to the sampler. Until it returns, it only saves, loads and sends."""
 
     async def leave_gpu(self) -> None:
         """Move the weights and the optimizer's state to main memory, and return the GPU memory to the driver."""
         ...
 
     async def return_to_gpu(self) -> None: ...
+
+    async def send(self, receiver: Receiver) -> int:
+        """Send the current weights to a vLLM server. Returns their version."""
+        ...
 
 
 @asynccontextmanager

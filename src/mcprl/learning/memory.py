@@ -151,6 +151,7 @@ def _fake_pack(tokens: int, vocabulary: int, config: RunConfig) -> Pack:
         layout=Layout(token_id_BT=id_T[None], position_BT=None, tree=None, places=()),
         before_N=place_N,
         sequence_N=torch.zeros_like(place_N),
+        branch_N=torch.zeros_like(place_N),
         targets=Targets(token_id_N=id_T[1:], temperature_N=torch.ones(tokens - 1), admissible_NW=admissible_NW),
         columns=cast("Any", None),
     )

@@ -17,6 +17,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging as transformers_logging
 
 from mcprl.config import KlConfig, ModelConfig, RunConfig
@@ -81,10 +82,11 @@ class Reference:
     @torch.no_grad()
     def become_policy(self) -> int:
         """Copy every tensor of the policy to the reference. Return how many tensors then differ, which must be 0."""
-        pairs = self._pairs()
-        for live, kept in pairs.values():
+        # Another process has the weights of a model on the meta device.
+        pairs = [(live, kept) for live, kept in self._pairs().values() if not live.is_meta]
+        for live, kept in pairs:
             kept.copy_(live)
-        return sum(not bool((live.to(kept.device) == kept).all()) for live, kept in pairs.values())
+        return sum(not bool((live.to(kept.device) == kept).all()) for live, kept in pairs)
 
     def state(self) -> State:
         """Return the tensors in use, not copies. The state is empty if the reference is the base model."""
@@ -122,7 +124,7 @@ class Reference:
 def load_policy(config: RunConfig, device: torch.device, *, base: Any = None) -> Policy:
     """Load the policy at version 0: the base model with a new adapter, which changes nothing, or with model.adapter.
 
-    A `base` that is given is not loaded.
+    A `base` that is given is not loaded. On the device "meta" the result has shapes but no weights.
     """
     transformers_logging.disable_progress_bar()  # a progress bar would garble the run's display
     base = _load_base(config, device) if base is None else base
@@ -185,6 +187,8 @@ def _load_base(config: RunConfig, device: torch.device) -> Any:
         more["attn_implementation"] = TREE_ATTENTION
     if learner.tuning == "lora_4bit":
         more |= _four_bits()
+    if device.type == "meta":
+        more["device_map"] = "meta"
     base: Any = AutoModelForCausalLM.from_pretrained(model.path, **more)  # pyright: ignore[reportUnknownMemberType]
     # A 4-bit base is on its device already. PEFT's prepare_model_for_kbit_training is not used, because it casts norms,
     # embeddings and head to float32; get_peft_model freezes the base anyway.
@@ -222,6 +226,15 @@ def _require_plain_head(base: Any, path: str) -> None:
         raise BadValueError(
             f"{path} changes its logits after the head ({', '.join(bent)}), which the learner does not reproduce",
             fix="train a model that does not change its logits after the head",
+        )
+
+
+def require_plain_names(model: Any, path: str) -> None:
+    """Raise BadValueError if the model's files have other tensors than the model, as with experts of a mixture."""
+    if get_model_conversion_mapping(model, add_legacy=False):
+        raise BadValueError(
+            f"{path} has other tensors in its files than in memory, and vLLM knows only those of the files",
+            fix="set sampling.vllm.weight_transfer to files",
         )
 
 

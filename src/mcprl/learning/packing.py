@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -32,18 +32,41 @@ _REPORT = "report this bug in mcprl, with the trajectory"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One trajectory, the positions of its scored tokens, and the columns of those tokens."""
+    """One trajectory, the positions of its scored tokens, and the columns of those tokens.
+
+    `sequences` are the token ids of each of its branches. A scored token is token `place_N` of branch `branch_N`, the
+    first branch that contains it.
+    """
 
     trajectory: Trajectory
     scored: tuple[bool, ...]
     position_N: Tensor
+    sequences: tuple[tuple[int, ...], ...]
+    branch_N: Tensor
+    place_N: Tensor
     columns: TokenColumns
 
     @classmethod
     def of(cls, trajectory: Trajectory, scored: tuple[bool, ...], columns: TokenColumns) -> Example:
         position_N = torch.tensor([position for position, wanted in enumerate(scored) if wanted], dtype=torch.long)
-        example = cls(trajectory=trajectory, scored=scored, position_N=position_N, columns=columns)
-        if scored[0]:
+        ids, sequences, branch_N, place_N = trajectory.token_ids, None, torch.zeros_like(position_N), position_N
+        if trajectory.forks:
+            branches = trajectory.branches
+            sequences = tuple(tuple(ids[position] for position in branch) for branch in branches)
+            first_T2 = torch.zeros(len(ids), 2, dtype=torch.long)
+            for number, branch in reversed(list(enumerate(branches))):
+                first_T2[list(branch)] = torch.stack([torch.full((len(branch),), number), torch.arange(len(branch))], 1)
+            branch_N, place_N = first_T2[position_N].unbind(1)
+        example = cls(
+            trajectory=trajectory,
+            scored=scored,
+            position_N=position_N,
+            sequences=sequences or (ids,),
+            branch_N=branch_N,
+            place_N=place_N,
+            columns=columns,
+        )
+        if not bool((place_N > 0).all()):
             raise AlignmentError(
                 f"{example.name}: the first token is marked as sampled, but has no earlier tokens from which to "
                 "predict it",
@@ -141,20 +164,26 @@ class Pack:
     """The trajectories of one forward pass. N runs over their scored tokens.
 
     `before_N` is the index of the token before each scored token, from which the model predicts it. Indices refer to
-    the layout flattened to [B · T]. `sequence_N` is the index of each scored token's trajectory.
+    the layout flattened to [B · T]. `sequence_N` is the index of each scored token's trajectory, and `branch_N` that of
+    its branch in the layout's `places`.
     """
 
     layout: Layout
     before_N: Tensor
     sequence_N: Tensor
+    branch_N: Tensor
     targets: Targets
     columns: TokenColumns
 
 
 def make_pack(examples: Sequence[Example], layout: Layout, admissible_NW: Tensor | None, device: torch.device) -> Pack:
     """Combine examples and their common layout into a pack."""
-    placed = list(zip(examples, layout.places, strict=True))
-    place_N = torch.cat([place_T[example.position_N] for example, place_T in placed]).to(device, non_blocking=True)
+    firsts = list(accumulate((len(example.sequences) for example in examples), initial=0))
+    branch_N = torch.cat([example.branch_N + first for example, first in zip(examples, firsts, strict=False)])
+    start_B = torch.tensor(list(accumulate((len(place_T) for place_T in layout.places), initial=0)))
+    every_place_X = torch.cat(layout.places)
+    index_N = start_B[branch_N] + torch.cat([example.place_N for example in examples])
+    place_N = every_place_X[index_N].to(device, non_blocking=True)
     temperatures = [torch.full((len(example.position_N),), example.trajectory.temperature) for example in examples]
     counts = torch.tensor([len(example.position_N) for example in examples])
     targets = Targets(
@@ -165,10 +194,9 @@ def make_pack(examples: Sequence[Example], layout: Layout, admissible_NW: Tensor
     )
     return Pack(
         layout=layout,
-        before_N=torch.cat([place_T[example.position_N - 1] for example, place_T in placed]).to(
-            device, non_blocking=True
-        ),
+        before_N=every_place_X[index_N - 1].to(device, non_blocking=True),
         sequence_N=torch.repeat_interleave(torch.arange(len(examples)), counts).to(device, non_blocking=True),
+        branch_N=branch_N,
         targets=targets,
         columns=TokenColumns.joined([example.columns for example in examples], device),
     )
@@ -280,34 +308,39 @@ class Packer:
         several processes, which compute as many packs each, the packs become smaller until no process is idle in the
         last round, and packs of similar size follow one another.
         """
-        ids = [example.trajectory.token_ids for example in examples]
-        likeness = ids if self.share_prefix else [(len(own),) for own in ids]
+        ids = [example.sequences[0] for example in examples]
+        likeness = ids if self.share_prefix else [(max(map(len, example.sequences)),) for example in examples]
         order = sorted(range(len(examples)), key=likeness.__getitem__)
-        lengths = [len(ids[i]) for i in order]
+        if self.share_prefix:
+            lengths, rows = [len(examples[i].trajectory.token_ids) for i in order], [1] * len(order)
+        else:
+            lengths, rows = [likeness[i][0] for i in order], [len(examples[i].sequences) for i in order]
         shared = [0] + [common_length((ids[i], ids[j])) if self.share_prefix else 0 for i, j in pairwise(order)]
         shared = [length if length >= MIN_SHARED_TOKENS else 0 for length in shared]
-        packs = self._fill(lengths, shared, self.tokens)
+        packs = self._fill(lengths, rows, shared, self.tokens)
         wanted = min(-(-len(packs) // processes) * processes, len(examples))
         if len(packs) < wanted:
             # The number of packs grows as the budget shrinks, so bisection finds the largest budget that gives enough.
             budgets = range(self.tokens)
-            packs = self._fill(
-                lengths, shared, bisect_right(budgets, -wanted, key=lambda b: -len(self._fill(lengths, shared, b))) - 1
-            )
+            budget = bisect_right(budgets, -wanted, key=lambda b: -len(self._fill(lengths, rows, shared, b))) - 1
+            packs = self._fill(lengths, rows, shared, budget)
         if processes > 1:
             packs.sort(reverse=True)
         return [[order[place] for place in places] for _size, places in packs]
 
-    def _fill(self, lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[tuple[int, list[int]]]:
+    def _fill(
+        self, lengths: Sequence[int], rows: Sequence[int], shared: Sequence[int], budget: int
+    ) -> list[tuple[int, list[int]]]:
         """Fill packs in order with as many places as fit into the budget. Return the size and the places of each."""
         packs: list[tuple[int, list[int]]] = []
         for place, length in enumerate(lengths):
             size, places = packs[-1] if packs else (0, [])
-            size = size + length - shared[place] if self.share_prefix else length * (len(places) + 1)
+            padded = length * sum(rows[one] for one in (*places, place))
+            size = size + length - shared[place] if self.share_prefix else padded
             if places and size <= budget:
                 packs[-1] = size, [*places, place]
             else:
-                packs.append((length, [place]))
+                packs.append((length * rows[place], [place]))
         return packs
 
     def pack(self, examples: Sequence[Example]) -> Pack:
@@ -315,7 +348,7 @@ class Packer:
         lay_out = lay_out_tree if self.share_prefix else lay_out_rows
         return make_pack(
             examples,
-            lay_out([t.token_ids for t in trajectories], self.device),
+            lay_out([ids for example in examples for ids in example.sequences], self.device),
             self.replayer.admissible(trajectories, [example.scored for example in examples]),
             self.device,
         )

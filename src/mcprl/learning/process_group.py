@@ -5,12 +5,13 @@ The learner works with a `ProcessGroup`. It has the few operations that differ b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from mcprl.config import ModelConfig, RunConfig
 from mcprl.learning.models import Reference, save_weights
@@ -52,6 +53,12 @@ class ProcessGroup:
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, in order of rank. Tensors in them must be on the CPU."""
         return [value]
+
+    def whole_tensors(self, policy: Policy) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of the model, one at a time. With several processes, all must iterate."""
+        for name, parameter in policy.model.named_parameters():
+            tensor = parameter.detach()
+            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def save(self, policy: Policy, version: int, folder: Path, *, model: ModelConfig) -> Weights:
         """Write the weights. Only one process writes."""

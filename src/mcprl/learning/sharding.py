@@ -20,8 +20,8 @@ from accelerate import PartialState
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard  # pyright: ignore[reportUnknownVariableType]
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # pyright: ignore[reportUnknownVariableType]
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mcprl.config import ModelConfig, RunConfig
 from mcprl.errors import BadValueError, MissingExtraError
@@ -29,7 +29,7 @@ from mcprl.learning.models import Reference, save_weights
 from mcprl.learning.optimizer import Optimisation
 from mcprl.learning.packing import Policy
 from mcprl.learning.process_group import ProcessGroup
-from mcprl.learning.state import State
+from mcprl.learning.state import State, own_part
 from mcprl.records import Weights
 
 _dist = cast("Any", dist)
@@ -113,7 +113,8 @@ class Fsdp2Team(Team):
 
     def __init__(self, rendezvous: Path) -> None:
         super().__init__(rendezvous)
-        self.loading_device = torch.device("cpu")  # so the whole model need not fit on one GPU
+        # The whole model need not fit on one GPU, and main memory holds it only once: other processes load no weights.
+        self.loading_device = torch.device("cpu" if self.rank == 0 else "meta")
 
     def share(self, policy: Policy, reference: Reference | None, config: RunConfig) -> tuple[Policy, Optimisation]:
         self._shard(policy, config.model.path)
@@ -134,6 +135,10 @@ class Fsdp2Team(Team):
     def _shard(self, policy: Policy, path: str) -> None:
         shard = cast("Any", fully_shard)
         mesh = init_device_mesh(self.device.type, (self.size,))
+        dtype = policy.autocast
+        # Layers are gathered in 16 bits. Shards and sums of gradients stay in float32.
+        precision = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(dtype, torch.float32)
+        whole = {name: tensor.detach() for name, tensor in policy.named_parameters()}
         model: Any = policy.model
         base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         names: set[str] = set(base._no_split_modules or ())
@@ -143,11 +148,28 @@ class Fsdp2Team(Team):
                 f"{path} cannot be sharded, because it does not declare its layers", fix="set learner.processes to 1"
             )
         for layer in layers:
-            shard(layer, mesh=mesh)
-        shard(policy, mesh=mesh)
+            shard(layer, mesh=mesh, mp_policy=precision)
+        shard(policy, mesh=mesh, mp_policy=precision)
         # By default the outermost module stays gathered from the forward to the backward pass. Without a backward pass
         # it would keep its old weights after the next optimizer step.
         cast("Any", policy).set_reshard_after_forward(True)
+        self._send_shards(policy, whole)
+
+    @torch.no_grad()
+    def _send_shards(self, policy: Policy, whole: dict[str, Tensor]) -> None:
+        """Send each process its shards of the first process's weights, and all of its buffers.
+
+        `whole` are the weights before they were sharded, which only the first process has loaded.
+        """
+        if self.rank > 0:
+            policy.to_empty(device=self.device)
+        for name, parameter in policy.named_parameters():
+            tensor = whole.pop(name)
+            tensor = tensor.to(self.device) if self.rank == 0 else torch.empty_like(tensor, device=self.device)
+            shard = cast("Any", parameter)
+            own_part(parameter).copy_(distribute_tensor(tensor, shard.device_mesh, shard.placements).to_local())
+        for buffer in policy.buffers():  # such as the frequencies of rotary embeddings, which are in no file
+            _dist.broadcast(buffer, src=0)
 
 
 def zero3_settings(config: RunConfig) -> dict[str, Any]:

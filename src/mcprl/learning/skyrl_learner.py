@@ -38,11 +38,12 @@ _GRAD_NORM = "skyrl.ai/grad_norm"
 class _Scored:
     """Rows that were scored with gradients, and the leaf tensor with the logprobs of their scored tokens.
 
-    `before_N` is the position, within its row, of the token before each scored token, from which it is predicted.
+    `before_N` is the position, within its row `row_N`, of the token before each scored token, from which it is
+    predicted.
     """
 
     rows: tuple[tuple[int, ...], ...]
-    sequence_N: Tensor
+    row_N: Tensor
     before_N: Tensor
     logprob_N: Tensor
 
@@ -52,7 +53,7 @@ class _Scored:
         assert gradient_N is not None, "scored for learning without a backward pass"
         found: list[ScoredRow] = []
         for number, token_ids in enumerate(self.rows):
-            own_N = self.sequence_N == number
+            own_N = self.row_N == number
             if own_N.any():
                 scored_T, logprob_T, gradient_T = torch.zeros(3, len(token_ids) - 1)
                 scored_T[self.before_N[own_N]] = 1.0
@@ -85,13 +86,13 @@ class RemotePolicy:
         id_X, width = pack.layout.token_id_BT.flatten(), pack.layout.token_id_BT.shape[1]
         rows = tuple(tuple(ints(id_X[place_T])) for place_T in pack.layout.places)
         columns = self._engine.from_thread(self._engine.score(rows, reference=self._is_reference))
-        before_N = pack.before_N - pack.sequence_N * width
-        places = zip(ints(pack.sequence_N), ints(before_N), strict=True)
+        before_N = pack.before_N - pack.branch_N * width
+        places = zip(ints(pack.branch_N), ints(before_N), strict=True)
         logprob_N = torch.tensor([columns[row][place] for row, place in places], dtype=torch.float32)
         entropy_N = -logprob_N
         if torch.is_grad_enabled():
             logprob_N.requires_grad_()
-            self.scored.append(_Scored(rows, pack.sequence_N, before_N, logprob_N))
+            self.scored.append(_Scored(rows, pack.branch_N, before_N, logprob_N))
         return Scores(logprob_N, entropy_N, None)
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -77,6 +79,11 @@ class Origin:
     def described(self) -> str:
         return "one process" if self.processes == 1 else f"{self.processes} processes with {self.sharding}"
 
+    @property
+    def is_by_rows(self) -> bool:
+        """Return whether each process has consecutive rows of every tensor. Any number of processes can load that."""
+        return self.processes == 1 or self.sharding == "fsdp2"
+
     def file(self, folder: Path, rank: int, suffix: str) -> Path:
         return folder / f"learner-{rank}-of-{self.processes}{suffix}"
 
@@ -92,7 +99,7 @@ def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
     """Read what `write_state` wrote. Return the state and the `Origin` that it was saved with; `origin` is the current
     one.
 
-    Raises OtherStateError if the saved state was sharded differently.
+    FSDP2 may have sharded it over another number of processes. Raises OtherStateError if it was sharded differently.
     """
     file = next(iter(sorted(folder.glob("learner-0-of-*.json"))), None)
     if file is None:
@@ -101,6 +108,8 @@ def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
     facts = content.pop("facts")
     saved = Origin(**content)
     if saved.described != origin.described:
+        if saved.is_by_rows and origin.is_by_rows:
+            return State(tensors=_resharded(saved, folder, rank, origin.processes), facts=facts), saved
         raise OtherStateError(
             f"the state in {folder} was saved by {saved.described}, but is being loaded by {origin.described}",
             fix=f"resume with learner.processes={saved.processes} and learner.sharding={saved.sharding}",
@@ -108,6 +117,22 @@ def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
     if rank > 0:
         facts = json.loads(origin.file(folder, rank, ".json").read_text(encoding="utf-8"))["facts"]
     return State(tensors=load_file(origin.file(folder, rank, ".safetensors")), facts=facts), saved
+
+
+def _resharded(saved: Origin, folder: Path, rank: int, processes: int) -> dict[str, Tensor]:
+    """Return the shards of process `rank`. Like FSDP2, this splits the rows of a tensor as `torch.chunk` does."""
+    tensors: dict[str, Tensor] = {}
+    with ExitStack() as opened:
+        paths = [saved.file(folder, number, ".safetensors") for number in range(saved.processes)]
+        files: list[Any] = [opened.enter_context(safe_open(path, "pt")) for path in paths]  # pyright: ignore
+        for name in files[0].keys():  # noqa: SIM118 - not a mapping
+            parts: list[Tensor] = [file.get_tensor(name) for file in files]
+            if name.startswith("rng/") or not parts[0].ndim:  # the same in all processes
+                tensors[name] = parts[0]
+                continue
+            rows = -(-sum(map(len, parts)) // processes)
+            tensors[name] = torch.cat(parts)[rank * rows : (rank + 1) * rows].clone()
+    return tensors
 
 
 def require_fit(state: State, expected: Mapping[str, Tensor], saved: Origin, origin: Origin) -> None:

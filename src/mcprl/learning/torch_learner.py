@@ -13,7 +13,7 @@ from torch import Tensor
 from mcprl.config import RunConfig
 from mcprl.files import storage_faults
 from mcprl.learning.learner import in_torch_thread
-from mcprl.learning.models import Reference, load_policy
+from mcprl.learning.models import Reference, load_policy, require_plain_names
 from mcprl.learning.optimizer import Optimisation
 from mcprl.learning.packing import Packer, Policy, Replayer
 from mcprl.learning.process_group import ProcessGroup
@@ -32,6 +32,7 @@ from mcprl.records import Batch, Update, Weights
 
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
+    from mcprl.samplers.sampler import Receiver
 
 
 class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
@@ -59,6 +60,8 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         super().__init__(config, processes=processes, packer=packer)
         self._folder = folder
         policy, kl = load_policy(config, self._processes.loading_device), config.algorithm.kl
+        if config.sends_weights:
+            require_plain_names(policy.model, config.model.path)
         self._origin = Origin.of(config, self._processes.size)
         starts_apart = config.model.adapter is not None
         self.reference = Reference(policy, kl, starts_apart=starts_apart) if kl.needs_reference else None
@@ -95,7 +98,13 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         return await in_torch_thread(self._load_state, folder)
 
     async def fetch(self, weights: Weights) -> Weights:
+        if weights.version and self._config.sends_weights:
+            return await in_torch_thread(self._save_weights, weights.version)
         return weights  # every version is already on disk
+
+    async def send(self, receiver: Receiver) -> int:
+        """Send the current weights to a vLLM server. Returns their version."""
+        return await in_torch_thread(self._send, receiver)
 
     async def state_bytes(self) -> int:
         return await in_torch_thread(self._state_bytes)
@@ -131,7 +140,18 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         """Return the tensors that the state has after the first update. Only their shapes matter."""
         return self._state().tensors | self.optimisation.expected()
 
+    def _send(self, receiver: Receiver) -> int:
+        from mcprl.samplers.vllm_transfer import Source, send_weights
+
+        processes, dtype = self._processes, getattr(torch, self._config.model.dtype)
+        source = Source(self.policy.model, lambda: processes.whole_tensors(self.policy), processes.device, dtype)
+        send_weights(receiver, source, rank=processes.rank)
+        return self._weights.version
+
     def _write_weights(self, version: int) -> Weights:
+        return Weights(version=version) if self._config.sends_weights else self._save_weights(version)
+
+    def _save_weights(self, version: int) -> Weights:
         folder = self._folder / f"v{version}"
         with storage_faults(f"writing {folder}", SafetensorError):
             return self._processes.save(self.policy, version, folder, model=self._config.model)

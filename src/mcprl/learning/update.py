@@ -337,7 +337,7 @@ class _OngoingUpdate:
     _examples: list[Example] = field(init=False)
     _demonstrations: list[Example] = field(init=False)
     _minibatches_left: int = field(init=False, default=0)
-    _scores_are_old: bool = field(init=False, default=False)  # this minibatch sees the policy before the update
+    _scores_are_old: bool = field(init=False, default=False)  # the next minibatch is scored by the old policy
 
     def __post_init__(self) -> None:
         self.undo = self._optimiser.forget_gradients  # all that there is to undo before the first step
@@ -352,23 +352,27 @@ class _OngoingUpdate:
             raise NonFiniteValues(broken)
         minibatches = list(minibatches_of(self._batch, self._config))
         count = len(minibatches) // self._config.algorithm.epochs
-        first_scores_itself = self._read_old_logprobs(minibatches)
+        until_a_step_scores_are_old = self._read_old_logprobs(minibatches)
         for number, minibatch in enumerate(minibatches):
-            self._scores_are_old = first_scores_itself and number == 0
+            self._scores_are_old = until_a_step_scores_are_old and not self.tally.steps_made
             self._minibatches_left = len(minibatches) - number - 1
             self._learn([self._examples[i] for i in minibatch], self._demonstrations[number % count :: count])
 
     def _read_old_logprobs(self, minibatches: Sequence[Sequence[int]]) -> bool:
         """Score the examples with the policy before the update, if the objective needs that and it was not done yet.
 
-        If nothing needs those of the first minibatch later, they are left out, because its own forward passes give the
-        same logprobs. Returns whether they are.
+        If each minibatch is scored once, the first one is left out, because its own forward passes give the same
+        logprobs, and so are others that move no weights. Returns whether that is so.
         """
         algorithm = self._config.algorithm
         if algorithm.old_logprobs != "recomputed" or self._batch.readings.logprobs is not None:
             return False
         is_enough = algorithm.epochs == 1 and algorithm.kl.cap is None
-        later = [i for minibatch in minibatches[is_enough:] for i in minibatch]
+        needed = minibatches
+        if is_enough:
+            moving = [m for m in minibatches[1:] if self._has_signal([self._examples[i] for i in m])]
+            needed = minibatches[1:] if self._demonstrations else moving
+        later = [i for minibatch in needed for i in minibatch]
         rows = survey(self._policy, [self._examples[i] for i in later], self._packer, self._processes) if later else []
         for i, (old_N, *_) in zip(later, rows, strict=True):
             columns = replace(self._examples[i].columns, old_logprob_N=old_N.float())

@@ -32,7 +32,6 @@ _LOCATIONS = frozenset({"model.path", "model.adapter", "tasks.train", "servers.f
 # Settings that change neither the episodes, nor their rewards, nor the weights.
 _WITHOUT_EFFECT_ON_EPISODES = (
     "placement.",
-    "servers.pins",
     "tracking.",
     "training.checkpoint_every",
     "training.keep_checkpoints",
@@ -46,7 +45,6 @@ _FIXED = {
     "learner.tuning": "the checkpoint contains weights trained with the previous setting",
     "learner.lora_rank": "the adapter in the checkpoint has the previous rank",
     "learner.lora_alpha": "the adapter in the checkpoint was trained with the previous scale",
-    "learner.processes": "the checkpoint is sharded over the previous number of processes",
     "learner.sharding": "the checkpoint has the previous sharding",
     "training.outputs": "a run cannot move to another folder",
     "sft.data": "the run must keep its initial conversations",

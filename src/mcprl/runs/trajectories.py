@@ -63,7 +63,7 @@ def read_token_notes(path: Path) -> dict[tuple[str, int], TokenNotes]:
 
 
 _TRAJECTORY = TypeAdapter(Trajectory)
-_JSON_COLUMNS = ("turns", "reward_parts", "later_grammars")
+_JSON_COLUMNS = ("turns", "reward_parts", "later_grammars", "forks")
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:

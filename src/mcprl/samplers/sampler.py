@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, Self
 
 from mcprl.errors import MissingLogprobError
 from mcprl.records import FinishReason, Weights
 
-__all__ = ["AlwaysOpen", "Completion", "SampleRequest", "Sampler", "ScriptedSampler"]
+__all__ = ["AlwaysOpen", "Completion", "Receiver", "SampleRequest", "Sampler", "ScriptedSampler"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,18 @@ class Completion:
             )
         if len(self.weights_versions) != len(self.token_ids):
             raise ValueError("a completion needs a weights version for each token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receiver:
+    """A vLLM server that receives weights from the learner, with so many worker processes.
+
+    Receiver(socket=Path("/tmp/mcprl-x1/vllm.sock"), backend="nccl", workers=1)
+    """
+
+    socket: Path
+    backend: str
+    workers: int
 
 
 class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from mcprl.placement import Placement
 from mcprl.records import Weights
 from mcprl.samplers.model_folder import check_files
 from mcprl.samplers.routing import Router
-from mcprl.samplers.sampler import Completion, SampleRequest
+from mcprl.samplers.sampler import Completion, Receiver, SampleRequest
 from mcprl.samplers.vllm_server import (
     BASE_NAME,
     GENERATE_PATH,
@@ -34,7 +34,11 @@ from mcprl.samplers.vllm_server import (
     generate_body,
     read_completion,
     replaces_weights,
+    transfer_backend,
 )
+
+Send = Callable[[Receiver], Awaitable[int]]
+"""Lets the learner send its weights to a server. Returns their version."""
 
 
 def adapter_name(weights: Weights) -> str:
@@ -115,21 +119,28 @@ async def check_whole_weights(server: VllmProcess, folder: Path | None, *, start
         )
 
 
-async def put_whole_weights(server: VllmProcess, weights: Weights, *, asleep: bool = False) -> None:
+async def put_whole_weights(
+    server: VllmProcess, weights: Weights, *, asleep: bool = False, send: Callable[[], Awaitable[int]] | None = None
+) -> None:
     """Switch the server to `weights`. If that fails, it is killed, because it may have layers of both versions.
 
+    Weights that are in no folder come from the learner through `send`. It may have newer ones by now.
     A server that is `asleep` samples nothing, and must not be resumed.
     """
     try:
         if not asleep:
             await server.post(_PAUSE, {})
-        objections = await _ask_workers(server, "load_model_folder", folder=weights.model, adapter=weights.adapter)
+        version, objections = weights.version, list[str]()
+        if send is not None and version and weights.model is None and weights.adapter is None:
+            version = await send()
+        else:
+            objections = await _ask_workers(server, "load_model_folder", folder=weights.model, adapter=weights.adapter)
         if objections:
             raise BadValueError(
                 f"vLLM cannot sample from {weights.model or weights.adapter}: {'; '.join(objections[:3])}",
                 fix="make the learner write all weights, and restart from the last checkpoint",
             )
-        await server.post("/update_weight_version", {"new_version": str(weights.version)})
+        await server.post("/update_weight_version", {"new_version": str(version)})
         if not asleep:
             await server.post("/resume", {})
     except BaseException:  # including cancellation
@@ -176,6 +187,8 @@ class Replica:
         self._learner = learner
         self._log = log
         self._whole = replaces_weights(sampling, learner)
+        self._backend = transfer_backend(sampling, learner, in_turns=placement.in_turns)
+        self.send: Send | None = None
         self._weights = _AS_STARTED
         self._adapters = Adapters()
         self._publishing = asyncio.Lock()
@@ -275,7 +288,7 @@ class Replica:
                 await server.post("/wake_up?tags=weights", {})
                 if self._whole:
                     await check_whole_weights(server, weights.model, started_with=self._model.path)
-                    await put_whole_weights(server, weights, asleep=True)
+                    await self._put_whole(server, weights, asleep=True)
                     self._weights = weights
                 await server.post("/wake_up?tags=kv_cache", {})
             except SamplerLostError:
@@ -286,7 +299,7 @@ class Replica:
     async def _put_in_force(self, server: VllmProcess, weights: Weights) -> None:
         if self._whole:
             await check_whole_weights(server, weights.model, started_with=self._model.path)
-            await put_whole_weights(server, weights)
+            await self._put_whole(server, weights)
         else:
             await self._adapters.load(server, weights, in_force=self._weights)
         if not server.may_be_asked:
@@ -323,7 +336,15 @@ class Replica:
         if not self._whole:
             await self._adapters.restore(server, self._weights)
         elif self._weights != _AS_STARTED:
-            await put_whole_weights(server, self._weights)
+            await self._put_whole(server, self._weights)
+
+    async def _put_whole(self, server: VllmProcess, weights: Weights, *, asleep: bool = False) -> None:
+        send, backend = self.send, self._backend
+        if send is None or backend is None:
+            await put_whole_weights(server, weights, asleep=asleep)
+            return
+        receiver = Receiver(socket=server.socket, backend=backend, workers=self._placement.tensor_parallel)
+        await put_whole_weights(server, weights, asleep=asleep, send=lambda: send(receiver))
 
 
 class VllmSampler:
@@ -411,6 +432,11 @@ class VllmSampler:
         for number in range(len(self.replicas)):
             self._router.forget(number)  # what was cached belongs to the old weights
         return weights
+
+    def receive_from(self, send: Send) -> None:
+        """Get all weights that are in no folder from the learner from now on."""
+        for replica in self.replicas:
+            replica.send = send
 
     async def sleep(self) -> None:
         """Leave the GPUs to the learner. No turn may be in flight until `wake`."""

@@ -121,12 +121,26 @@ MAX_ADAPTERS = 3
 _MIN_BATCHED_TOKENS = 4096
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts
 _DEV_MODE, _ADAPTERS_CHANGE = "VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-_WORKER_EXTENSION = "mcprl.samplers.vllm_worker.WholeWeights"
+_WORKER_EXTENSION = "mcprl.samplers.vllm_{}.WholeWeights"
 
 
 def replaces_weights(sampling: SamplingConfig, learner: LearnerConfig) -> bool:
     """Return whether new weights replace the server's weights. Otherwise they are an adapter on top of them."""
     return learner.tuning == "full" or sampling.vllm.merge_adapters
+
+
+def transfer_backend(sampling: SamplingConfig, learner: LearnerConfig, *, in_turns: bool) -> str | None:
+    """Return the backend of vLLM's weight-transfer API that brings all weights from the learner; None: files do."""
+    if learner.tuning != "full" or sampling.vllm.weight_transfer == "files":
+        return None
+    if _runs_on_cpu():
+        return "mcprl_memory"
+    if in_turns and learner.processes > 1:
+        raise BadValueError(
+            "several learner processes that take turns with vLLM cannot send it weights",
+            fix="set sampling.vllm.weight_transfer to files, or place learner and sampler on different GPUs",
+        )
+    return "ipc" if in_turns else "nccl"
 
 
 def server_argv(
@@ -159,8 +173,11 @@ def server_argv(
     }
     flags = ["--enable-scale-out"]
     if replaces_weights(sampling, learner):
+        transfer = transfer_backend(sampling, learner, in_turns=sleeps)
         # layers with LoRA support are slower, even without an adapter
-        arguments["--worker-extension-cls"] = _WORKER_EXTENSION
+        arguments["--worker-extension-cls"] = _WORKER_EXTENSION.format("worker" if transfer is None else "transfer")
+        if transfer is not None:
+            arguments["--weight-transfer-config"] = json.dumps({"backend": transfer})
     else:
         flags.append("--enable-lora")
         arguments["--max-lora-rank"] = _room_for(learner.lora_rank)
@@ -221,6 +238,8 @@ def server_env(
         env[_ADAPTERS_CHANGE] = "1"
     if whole or sleeps:
         env[_DEV_MODE] = "1"  # only in this mode, vLLM has routes that replace weights, and to sleep
+    if transfer_backend(sampling, learner, in_turns=sleeps) == "ipc":
+        env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles are pickled; only this user can reach the socket
     if _runs_on_cpu():
         env |= {
             "VLLM_CPU_KVCACHE_SPACE": str(sampling.vllm.cpu_cache_gib),

@@ -95,18 +95,27 @@ class WholeWeights:
         model = self.model_runner.get_model()
         source = copy.copy(self.vllm_config.model_config)
         source.model = source.model if folder is None else folder
-        wanted = {name for name, _ in model.named_parameters()}
+        wanted = parameter_names(model)
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
             loader: Any = get_model_loader(self.vllm_config.load_config)
             weights = loader.get_all_weights(source, model)
             loaded = set(model.load_weights(weights if addition is None else addition.added_to(weights)))
-            objections = [f"it is missing {name}" for name in sorted(wanted - loaded | _partly_loaded(model))]
-            objections += [] if addition is None else addition.objections
-            if not objections:
-                finalize_layerwise_processing(model, source)
-                _pack_tied_heads(model)
-        return {"objections": objections}
+            more = [] if addition is None else addition.objections
+            return {"objections": finish_loading(model, source, wanted, loaded, *more)}
+
+
+def parameter_names(model: Any) -> set[str]:
+    return {name for name, _ in model.named_parameters()}
+
+
+def finish_loading(model: Any, config: Any, wanted: set[str], loaded: set[str], *more: str) -> list[str]:
+    """Pack new weights for the kernels if they are complete. Return the objections to them, with `more`."""
+    objections = [f"it is missing {name}" for name in sorted(wanted - loaded | _partly_loaded(model))] + list(more)
+    if not objections:
+        finalize_layerwise_processing(model, config)
+        _pack_tied_heads(model)
+    return objections
 
 
 def _partly_loaded(model: Any) -> set[str]:

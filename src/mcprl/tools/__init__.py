@@ -5,7 +5,7 @@ Usable without training:
     async with Toolbox(load_server_specs(Path("servers.json"), {}), log_dir=Path("logs")) as toolbox: ...
 """
 
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool, ToolDefinition
 from mcprl.tools.connection import ServerConnection
 from mcprl.tools.limits import LimitsService, SharedLimits, limit_settings

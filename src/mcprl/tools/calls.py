@@ -37,7 +37,7 @@ from mcprl.files import canonical_json
 from mcprl.records import Observation, Source, ToolCall
 from mcprl.secrets import SECRETS
 from mcprl.tools.cache import Flights, ResultCache
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool, matches, recognise, resolve_arguments, resolve_tool
 from mcprl.tools.connection import Answer, CallableServer
 from mcprl.tools.limits import Limits, LimitsService, make_limits

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
-
 from mcprl.bounds import MAX_TOOLS, Steps, is_found
 from mcprl.config import ErrorRule
 from mcprl.errors import DuplicateToolError, EmptyCatalogError, Fault, ToolLimitError, UnknownToolError
@@ -47,25 +45,8 @@ class ToolDefinition:
         return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
 
 
-class StoredTool(BaseModel):
-    """A tool definition as pin files and cassettes store it. Both add its hash, each under its own field name."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: str
-    description: str
-    parameters: dict[str, Any]
-    output_schema: dict[str, Any] | None
-    read_only: bool
-    idempotent: bool
-    episodic: bool
-
-    def definition(self) -> ToolDefinition:
-        return ToolDefinition(**{name: getattr(self, name) for name in StoredTool.model_fields})
-
-
 def definition_of(listed: mcp_types.Tool) -> ToolDefinition:
-    """Convert a listed tool. Removes secrets, because the definition appears in prompts, pin files and cassettes."""
+    """Convert a listed tool. Removes secrets, because the definition appears in prompts and cassettes."""
     hints = listed.annotations
     return ToolDefinition(
         name=listed.name,

@@ -16,7 +16,7 @@ from mcprl.bounds import OverLimitError, decode_json, read_text
 from mcprl.config import ServersConfig, ServerSettings
 from mcprl.errors import ServerFileError, did_you_mean
 from mcprl.secrets import SECRETS
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 from mcprl.tools.keys import expand_entries, register_secrets
 
 if TYPE_CHECKING:

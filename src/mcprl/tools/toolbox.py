@@ -16,17 +16,17 @@ from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 from mcprl.config import CassetteMode, ServersConfig, ServerSettings
-from mcprl.errors import ServerFileError, ServerStartError, ToolsChangedError, did_you_mean
+from mcprl.errors import ServerFileError, ServerStartError, did_you_mean
 from mcprl.protocol import EPISODE, EPISODE_LIVES_S
 from mcprl.records import Observation, ToolCall
 from mcprl.tools import connection
 from mcprl.tools.arguments import ArgumentCheck
 from mcprl.tools.calls import Instead, Pipeline, Route, open_route
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 from mcprl.tools.catalog import Catalog, Tool, ToolDefinition, compile_checks, is_offered, matches
 from mcprl.tools.connection import Answer, CallableServer, ServerConnection, shortened
 from mcprl.tools.limits import LimitsService
-from mcprl.tools.pins import PinnedTools, read_pins
+from mcprl.tools.pins import PinnedTools
 from mcprl.tools.session import Session
 from mcprl.tools.specs import ServerSpec, load_specs
 from mcprl.tools.stats import ServerStats, StatsDocument, stats_document
@@ -76,10 +76,10 @@ class EpisodeServer:
 class _Pool:
     """The processes of one tool server. `starts` limits how many servers start at the same time."""
 
-    def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
+    def __init__(self, spec: ServerSpec, *, log_dir: Path, starts: asyncio.Semaphore) -> None:
         self.spec = spec
         self.version = ""
-        self._pins = pins
+        self._pins = PinnedTools(spec.name)
         self._starts = starts
         self._log_dir = log_dir
         self._made = 0
@@ -112,8 +112,8 @@ class SharedPool(_Pool):
     If the server keeps state per episode, all calls of an episode go to one replica.
     """
 
-    def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
-        super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)
+    def __init__(self, spec: ServerSpec, *, log_dir: Path, starts: asyncio.Semaphore) -> None:
+        super().__init__(spec, log_dir=log_dir, starts=starts)
         self._replicas = [self._make(one_life=False) for _ in range(spec.settings.replicas)]
         self._leases: Counter[ServerConnection] = Counter()
 
@@ -155,8 +155,8 @@ class SharedPool(_Pool):
 class EpisodePool(_Pool):
     """One new server per episode, never reused. Some are started in advance, because a start takes about a second."""
 
-    def __init__(self, spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> None:
-        super().__init__(spec, log_dir=log_dir, pins=pins, starts=starts)
+    def __init__(self, spec: ServerSpec, *, log_dir: Path, starts: asyncio.Semaphore) -> None:
+        super().__init__(spec, log_dir=log_dir, starts=starts)
         self.restarts = 0
         self._warm: deque[ServerConnection] = deque()
         self._lent: set[ServerConnection] = set()
@@ -231,10 +231,10 @@ ServerPool = SharedPool | EpisodePool
 """All processes of one server."""
 
 
-def make_pool(spec: ServerSpec, *, log_dir: Path, pins: PinnedTools, starts: asyncio.Semaphore) -> ServerPool:
+def make_pool(spec: ServerSpec, *, log_dir: Path, starts: asyncio.Semaphore) -> ServerPool:
     """Create the pool that the server's `isolation` setting asks for."""
     kind = EpisodePool if spec.settings.isolation == "per_episode" else SharedPool
-    return kind(spec, log_dir=log_dir, pins=pins, starts=starts)
+    return kind(spec, log_dir=log_dir, starts=starts)
 
 
 class Toolbox:
@@ -255,7 +255,6 @@ class Toolbox:
         specs: Sequence[ServerSpec],
         *,
         log_dir: Path,
-        pins: Path | None = None,
         cassette: Cassette | None = None,
         cassette_mode: CassetteMode = "live",
         replayed: Mapping[str, ServerSettings] | None = None,
@@ -268,7 +267,6 @@ class Toolbox:
             raise ValueError("set both servers.cassette and a mode other than live, or neither")
         self._specs = () if cassette_mode == "replay" else tuple(specs)
         self._log_dir = log_dir
-        self._pins = pins
         self._cassette = cassette
         self._mode: CassetteMode = cassette_mode
         self._replayed = replayed or {}
@@ -382,23 +380,9 @@ class Toolbox:
     async def _open(self) -> None:
         """Start every server. The first failure is raised, with the others as notes."""
         starts = asyncio.Semaphore(_STARTS_PER_CORE * (os.cpu_count() or 1))
-        pinned = self._read_pins()
         for spec in self._specs:
-            pins = PinnedTools(spec.name, pinned.get(spec.name), source=str(self._pins or "the start of the run"))
-            self._pools[spec.name] = make_pool(spec, log_dir=self._log_dir, pins=pins, starts=starts)
+            self._pools[spec.name] = make_pool(spec, log_dir=self._log_dir, starts=starts)
         await _gather(*(pool.open() for pool in self._pools.values()))
-
-    def _read_pins(self) -> Mapping[str, tuple[ToolDefinition, ...]]:
-        if self._pins is None:
-            return {}
-        pinned = read_pins(self._pins)
-        for spec in self._specs:
-            if spec.name not in pinned:
-                raise ToolsChangedError(
-                    f"{self._pins} pins no tools of server {spec.name!r}{did_you_mean(spec.name, pinned)}",
-                    fix="review the server's tools, then run `mcprl tools pin`",
-                )
-        return pinned
 
     async def _close(self) -> None:
         closings = [pool.close() for pool in self._pools.values()]
@@ -449,7 +433,7 @@ async def open_toolbox(
     limits: LimitsService | None = None,
     earlier_calls: Mapping[str, int] = MappingProxyType({}),
 ) -> AsyncGenerator[Toolbox]:
-    """Open the toolbox of a recipe: servers, keys, pins and cassette as configured in its `servers` section.
+    """Open the toolbox of a recipe: servers, keys and cassette as configured in its `servers` section.
 
     `limits` is a service that keeps rates and budgets for several toolboxes; without it, this toolbox keeps its own.
     """
@@ -466,7 +450,6 @@ async def open_toolbox(
         toolbox = Toolbox(
             specs,
             log_dir=log_dir,
-            pins=config.pins,
             cassette=cassette,
             cassette_mode=config.cassette_mode,
             replayed=config.settings,

@@ -1,1 +1,1 @@
-"""Trackers for W&B, Weave, TensorBoard and OpenTelemetry. Each runs in a separate process."""
+"""Trackers for W&B, Weave and TensorBoard. Each runs in a separate process."""

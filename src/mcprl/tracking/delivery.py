@@ -218,9 +218,7 @@ class Delivery:
             self._tell(f"tracking: {sentence}; the run continues and records everything in its folder")
 
 
-_NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "opentelemetry": "OpenTelemetry"} | {
-    "tracker": "your tracker"
-}
+_NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "tracker": "your tracker"}
 _REMEDY = {"wandb": "; to send the rest, run `wandb sync` on the run's wandb folder"}
 
 # Tracker → the module that it needs, from the extra of the same name.
@@ -228,7 +226,6 @@ _MODULES = {
     "wandb": "wandb",
     "weave": "weave",
     "tensorboard": "tensorboard",
-    "opentelemetry": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "tracker": "mcprl",
 }
 # Tracker → prefixes of the environment variables that its library reads itself, including keys.
@@ -236,10 +233,8 @@ _VARIABLES = {
     "wandb": ("WANDB_",),
     "weave": ("WANDB_", "WEAVE_", "WF_"),
     "tensorboard": (),
-    "opentelemetry": ("OTEL_",),
     "tracker": ("",),  # the user's own code sees all variables of the user
 }
-_OTLP_HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 # Turn off error reports to the vendor, and links in the log.
 _QUIET = {"WANDB_ERROR_REPORTING": "false", "WEAVE_PRINT_CALL_LINK": "false"}
 # The log shows which data the library gave up on, so keep it on.
@@ -275,7 +270,7 @@ class Trackers:
         started = run_started(self._config, folder)
         for kind in self._config.tracking.named:
             delivery = Delivery(kind, self._watcher.stage)
-            environment = tracker_environment(kind, self._config.tracking, keys)
+            environment = tracker_environment(kind, keys)
             await delivery.start(started, environment=environment, logs=folder / "logs")
             self._deliveries.append(delivery)
 
@@ -340,7 +335,7 @@ def _is_installed(module: str) -> bool:
         return False  # its parent package is missing
 
 
-def tracker_environment(kind: str, tracking: TrackingConfig, keys: Mapping[str, str]) -> dict[str, str]:
+def tracker_environment(kind: str, keys: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a tracker's process: ours without keys, plus the tracker's own keys.
 
     Registers these keys as secrets. `keys` is the environment plus the key file, from `load_keys`.
@@ -349,11 +344,5 @@ def tracker_environment(kind: str, tracking: TrackingConfig, keys: Mapping[str, 
     for name, value in own.items():
         if looks_secret(name):
             SECRETS.add(name, value)
-    for name in _OTLP_HEADERS:
-        for header in own.get(name, "").split(","):
-            key, _, value = header.partition("=")
-            register_secrets(kind, {"headers": {key.strip(): value.strip()}})
-    endpoint = None if tracking.opentelemetry is None else tracking.opentelemetry.endpoint
-    for url in (own.get("WANDB_BASE_URL"), endpoint):
-        register_secrets(kind, {"url": url})
+    register_secrets(kind, {"url": own.get("WANDB_BASE_URL")})
     return {**_QUIET, **environment_without_keys(), **own, **_HEARD}

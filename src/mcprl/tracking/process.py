@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import BinaryIO, Literal, Protocol
 
 from mcprl.functions import UserCode, load_function
-from mcprl.tracking.opentelemetry import OpenTelemetryTracker
 from mcprl.tracking.reports import EpisodeReport, LossHandler, Report, RunEnded, RunStarted, StepReport
 from mcprl.tracking.tensorboard import TensorboardTracker
 from mcprl.tracking.wandb import WandbTracker
@@ -58,7 +57,6 @@ KINDS: Mapping[str, Callable[[RunStarted, StatusWriter], Tracker]] = {
     "wandb": WandbTracker,
     "weave": WeaveTracker,
     "tensorboard": TensorboardTracker,
-    "opentelemetry": OpenTelemetryTracker,
     "tracker": _own_tracker,
 }
 

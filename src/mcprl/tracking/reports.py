@@ -256,31 +256,6 @@ def times_of(episode: EpisodeReport) -> tuple[Period, tuple[TurnTimes, ...]]:
     return Period(start, episode.ended_at), tuple(turns)
 
 
-class SpanTracker:
-    """Base class of trackers that send an episode as nested spans: the episode, its turns, and their calls."""
-
-    def begin(self, part: Part, period: Period, parent: Any) -> Any:
-        """Open a span inside `parent`. The span of an episode has no parent."""
-        raise NotImplementedError
-
-    def end(self, span: Any, part: Part, period: Period) -> None:
-        raise NotImplementedError
-
-    def episode_finished(self, episode: EpisodeReport) -> None:
-        whole, times = times_of(episode)
-        outer = self.begin(episode, whole, None)
-        for turn, (period, calls) in zip(episode.turns, times, strict=True):
-            inner = self.begin(turn, period, outer)
-            for call, time in zip(turn.calls, calls, strict=True):
-                self.end(self.begin(call, time, inner), call, time)
-            self.end(inner, turn, period)
-        self.end(outer, episode, whole)
-
-    def step_finished(self, step: StepReport) -> None: ...
-
-    def run_ended(self, end: RunEnded) -> None: ...
-
-
 _LEFT_OUT = re.compile(r"\b(drop|skip)(s|ped|ping)?\b", re.IGNORECASE)
 _MOST_CHARACTERS = 300
 # These components of W&B report only retries. If data is lost, another component reports it.

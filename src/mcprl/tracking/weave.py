@@ -7,14 +7,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mcprl.errors import BadValueError
 from mcprl.tasks import load_tasks
-from mcprl.tracking.reports import CallReport, EpisodeReport, Part, Period, RunStarted, SpanTracker, TurnReport
+from mcprl.tracking.reports import (
+    CallReport,
+    EpisodeReport,
+    Part,
+    Period,
+    RunEnded,
+    RunStarted,
+    StepReport,
+    TurnReport,
+    times_of,
+)
 
 if TYPE_CHECKING:
     from mcprl.tracking.process import StatusWriter
 
 
-class WeaveTracker(SpanTracker):
-    """Sends traces in the background. The library batches them."""
+class WeaveTracker:
+    """Sends each episode as nested calls, in the background. The library batches them."""
 
     def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         import weave
@@ -33,10 +43,24 @@ class WeaveTracker(SpanTracker):
         quiet = {"implicitly_patch_integrations": False, "capture_code": False}
         self._client = cast("Any", weave).init(settings.project, settings=quiet)
 
+    def episode_finished(self, episode: EpisodeReport) -> None:
+        whole, times = times_of(episode)
+        outer = self._begin(episode, whole, None)
+        for turn, (period, calls) in zip(episode.turns, times, strict=True):
+            inner = self._begin(turn, period, outer)
+            for call, time in zip(turn.calls, calls, strict=True):
+                self._end(self._begin(call, time, inner), call, time)
+            self._end(inner, turn, period)
+        self._end(outer, episode, whole)
+
+    def step_finished(self, step: StepReport) -> None: ...
+
+    def run_ended(self, end: RunEnded) -> None: ...
+
     def close(self) -> None:
         self._client.finish(use_progress_bar=False)
 
-    def begin(self, part: Part, period: Period, parent: Any) -> Any:
+    def _begin(self, part: Part, period: Period, parent: Any) -> Any:
         match part:
             case EpisodeReport():
                 name, shown = "episode", f"{part.task_id}/{part.member}"
@@ -59,7 +83,7 @@ class WeaveTracker(SpanTracker):
             started_at=_time(period.start),
         )
 
-    def end(self, span: Any, part: Part, period: Period) -> None:
+    def _end(self, span: Any, part: Part, period: Period) -> None:
         names = {
             EpisodeReport: ("reward", "reward_parts", "stop", "tokens"),
             TurnReport: ("text", "tokens", "finish"),

@@ -252,7 +252,6 @@ class Run:
             "learner_idle_share": max(0.0, 1.0 - took_s["update"] / step_s),
             **await resource_metrics(),
         }
-        self.health.note_losses(played)
         # Episodes of a validation are not trained on, so most rules about episodes do not apply.
         verdicts = self.health.judge(metrics if self.examples is None else update.metrics, update.skipped)
         record = StepRecord(

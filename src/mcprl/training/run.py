@@ -108,6 +108,8 @@ async def _open_learner(
         await stage.sampler.sleep()
     opening = open_learner(config, folder=folder.weights, grammars=stage.grammars, engine=stage.engine)
     learner = await stack.enter_async_context(opening)
+    if config.sends_weights:
+        stage.sampler.receive_from(cast("OnGpu", learner).send)
     return learner, GpuTurns(stage.sampler, cast("OnGpu", learner)) if in_turns else None
 
 

@@ -104,7 +104,7 @@ async def test_what_the_policy_did_wrong_is_the_policys_fault_and_says_so(spec, 
         (("create_data_pipeline", {"pipeline_steps": ["1", "data +"], "input_data": 1}), "of step 2 (step 2)"),
     ]
     # Over HTTP the SDK turns such a request away before the tool sees it; the policy reads why either way.
-    too_much = "Send less" if spec.url else "No more than 4 MB"
+    too_much = "Shorten them" if spec.url else "No more than 4 MB"
     wrong.append((("store_execution_result", {"context_key": "k", "data": "x" * (5 << 20)}), too_much))
     async with Toolbox([spec], log_dir=tmp_path) as toolbox, toolbox.lease(None) as lease:
         for (tool, arguments), message in wrong:

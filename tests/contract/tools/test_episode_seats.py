@@ -12,7 +12,7 @@ from live_servers import eventually, script_spec
 from mcprl.errors import ServerBusyError, ServerLostError
 from mcprl.records import Source, ToolCall
 from mcprl.tools import Toolbox
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 
 pytestmark = pytest.mark.process
 

@@ -169,6 +169,8 @@ UNHELD = [
     (tool({"type": "array", "items": INTEGER, "contains": {"const": 3}}), "/properties/v", "contains", [[1]]),
     (tool({"oneOf": [INTEGER, {"type": "number"}]}), "/properties/v", "oneOf", [1]),
     (tool({"oneOf": [{"enum": ["a"]}, STRING]}), "/properties/v", "oneOf", ["a"]),
+    # The first branch has no type, so it also allows every integer.
+    (tool({"oneOf": [{"properties": {"a": INTEGER}, "required": ["a"]}, INTEGER]}), "/properties/v", "oneOf", [5]),
     (
         tool({"oneOf": [{"properties": KIND_A["properties"]}, {"properties": KIND_B["properties"]}]}),
         "/properties/v",

@@ -288,7 +288,7 @@ def test_a_turn_that_was_cut_is_replayed_as_far_as_it_goes(model):
 
 
 def test_a_head_whose_rows_do_not_fill_the_last_word_has_no_tokens_behind_its_last(smol):
-    for vocab_size in (smol.vocab_size - 3, smol.vocab_size + 5):
+    for vocab_size in (smol.vocab_size - 3, smol.vocab_size + 1):
         grammars = Grammars(smol.tokenizer, vocab_size)
         ids = [*smol.encode("a"), smol.stops[0]]
         replay = grammars.replay(tag({"type": "any_text"}), smol.stops, ids)

@@ -39,6 +39,7 @@ def names(calls) -> list[str]:
         (Thinking.OPEN, CALL, "", CALL),
         (Thinking.OPEN, "Hm.", "Hm.", ""),
         (Thinking.OPEN, "a</think>b</think>c", "a", "b</think>c"),
+        (Thinking.OPEN, "</think>Lima.", "", "Lima."),
         (Thinking.OPTIONAL, "Lima.", "", "Lima."),
         (Thinking.OPTIONAL, " \n<think>Hm.</think>Lima.", "Hm.", "Lima."),
         (Thinking.OPTIONAL, f"<think>Hm. {CALL}", "Hm. ", CALL),

@@ -91,7 +91,6 @@ DOCTOR: dict[str, tuple[str, ...]] = {
     "server_checks._call": ("server-that-dies-after-every-three-calls",),
     "server_checks._judge_result": ("tool-that-refuses-the-call-of-a-task",),
     "server_checks.judge_text": ("tool-that-returns-nothing", "tool-that-returns-an-error-as-a-success"),
-    "server_checks.check_pins": ("description-that-changed-since-it-was-pinned",),
     "task_checks.check_task_file": ("rubric-that-is-left-out",),
     "task_checks._learnable_bound": ("more-learnable-tokens-than-a-step-has",),
     "task_checks.check_leaks": ("validation-task-in-training", "answer-in-the-prompt"),

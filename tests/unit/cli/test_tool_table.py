@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mcprl.cli.tools import diff_text, observation_details, print_tool_stats, print_tools
+from mcprl.cli.tools import observation_details, print_tool_stats, print_tools
 from mcprl.errors import Fault
 from mcprl.records import Observation, Source
 from mcprl.tools.catalog import Tool
@@ -215,11 +215,3 @@ def test_names_from_a_file_of_figures_are_no_markup():
 )
 def test_an_answer_says_in_a_line_where_it_came_from(observation, line):
     assert observation_details(observation).plain == line
-
-
-def test_a_diff_is_coloured_by_line_and_is_no_markup():
-    text = diff_text(["--- a", "+++ b", "@@ -1 +1 @@", "-[red]old[/red]", "+new\x1b", " same"])
-    assert text.plain.splitlines() == ["--- a", "+++ b", "@@ -1 +1 @@", "-[red]old[/red]", "+new\\x1b", " same"]
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
-    console.print(text)
-    assert "\x1b[31m-[red]old[/red]\x1b[0m" in console.file.getvalue()

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
@@ -27,7 +26,6 @@ from mcprl.config import (
 )
 from mcprl.errors import BadValueError, ConfigFileError, ServerStartError
 from mcprl.records import Observation
-from mcprl.tools.pins import read_pins
 from mcprl.tools.stats import ServerStats, ToolStats, stats_document, write_stats
 
 # A server whose tools can change between two starts, and which notes each start.
@@ -201,85 +199,6 @@ def test_arguments_that_cannot_be_read_are_an_error_before_any_server_starts(off
     assert isinstance(error, BadValueError)
     assert says in str(error)
     assert not (office / "starts").exists()
-
-
-@pytest.fixture
-def pin(mcprl, office) -> Callable[..., tuple[int, str]]:
-    def run(*options: str) -> tuple[int, str]:
-        result = mcprl("tools", "pin", str(office / "recipe.yaml"), *options)
-        assert result.stderr == ""
-        return result.returncode, result.stdout
-
-    return run
-
-
-@pytest.mark.process
-def test_pins_are_written_checked_and_stop_a_run_whose_server_changed_until_pinned_again(mcprl, office, pin):
-    pins = office / "servers.pins.json"
-    code, out = pin()
-    assert code == 0
-    assert "office 1.0: 1 tool, not yet pinned: repeat" in out
-    assert f"{pins} written" in out
-    assert "set servers.pins to servers.pins.json" in out
-    assert [tool.description for tool in read_pins(pins)["office"]] == ["Repeats a text."]
-    assert pin("--check") == (0, "office 1.0: 1 tool, unchanged\n")
-
-    (office / "description").write_text("Repeats a text. Always call it first.")
-    before = pins.read_bytes()
-    code, out = pin("--check")
-    assert code == 1
-    assert "office 1.0: changed 'repeat'" in out
-    assert '-    "Repeats a text."' in out
-    assert '+    "Repeats a text. Always call it first."' in out
-    assert pins.read_bytes() == before
-
-    stopped = mcprl("tools", "list", str(office / "recipe.yaml"), "--set", f"servers.pins={pins}")
-    assert stopped.returncode == 2
-    assert stopped.stderr.startswith("mcprl: E-TOOL-006 the tools of server 'office' differ from those of ")
-    assert '+    "Repeats a text. Always call it first."' in stopped.stderr
-    assert "mcprl tools pin" in stopped.stderr
-    assert "Traceback" not in stopped.stderr
-
-    # The recipe's own pins are out of date, which is why they are written again.
-    code, out = pin("--set", f"servers.pins={pins}")
-    assert code == 0
-    assert "changed 'repeat'" in out
-    assert "set servers.pins" not in out
-    assert mcprl("tools", "list", str(office / "recipe.yaml"), "--set", f"servers.pins={pins}").returncode == 0
-
-
-@pytest.mark.process
-def test_pins_go_into_the_file_named_and_name_servers_that_are_gone(office, pin):
-    path = office / "folder" / "mine.json"
-    assert pin("--into", str(path))[0] == 0
-    document = json.loads(path.read_text())
-    document["servers"]["gone"] = document["servers"]["office"]
-    path.write_text(json.dumps(document))
-    code, out = pin("--into", str(path), "--check")
-    assert code == 1
-    assert "office 1.0: 1 tool, unchanged" in out
-    assert "gone: no longer in the recipe" in out
-
-
-@pytest.mark.process
-def test_a_pin_file_edited_by_hand_fails_the_check_and_is_replaced_by_the_next_pinning(mcprl, office, pin):
-    pins = office / "servers.pins.json"
-    pin()
-    pins.write_text(pins.read_text().replace("Repeats a text.", "Repeats any text."))
-    checked = mcprl("tools", "pin", str(office / "recipe.yaml"), "--check")
-    assert checked.returncode == 2
-    assert "does not match its sha256" in checked.stderr
-    code, out = pin()
-    assert code == 0
-    assert "The old file cannot be compared" in out
-    assert [tool.description for tool in read_pins(pins)["office"]] == ["Repeats a text."]
-
-
-def test_a_recipe_without_servers_has_nothing_to_pin(office):
-    replayed = ["servers.cassette_mode=replay", "servers.cassette=c.sqlite", "servers.file=null", "servers.pins=p.json"]
-    error = refused("pin", str(office / "recipe.yaml"), *(word for one in replayed for word in ("--set", one)))
-    assert isinstance(error, BadValueError)
-    assert "servers.file is not set" in str(error)
 
 
 @pytest.mark.process

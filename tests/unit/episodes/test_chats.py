@@ -96,13 +96,14 @@ def test_a_chat_has_the_tokens_and_the_mask_of_the_same_episode(chat, stop, aske
 
 def test_where_a_turn_can_have_one_call_several_become_turns_with_their_own_results(chat):
     messages = messages_of("U1", [("P1.", ["T1", "T2"])], "P2.")
+    messages.insert(-1, {"role": "user", "content": "U2"})
     recorded, _ = rendered(chat, messages, stop=("</tool_call>",))
     assert [(e.text, [c.arguments["text"] for c in e.calls]) for e in recorded.exchanges] == [
         ("P1.", ["T1"]),
         ("", ["T2"]),
         ("P2.", []),
     ]
-    assert [m["content"] for e in recorded.exchanges for m in e.then] == ["T1", "T2"]
+    assert [m["content"] for e in recorded.exchanges for m in e.then] == ["T1", "T2", "U2"]
 
 
 def test_thoughts_are_left_out_and_so_are_texts_beside_calls_where_the_policy_cannot_write_them(chat):

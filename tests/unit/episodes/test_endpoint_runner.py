@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager
 import pytest
 from staged_episodes import FunctionTools, make_config, make_task
 
+from mcprl.config import RewardFunctionConfig, RewardsConfig
 from mcprl.episodes import endpoint_runner
 from mcprl.episodes.endpoint import EndpointSettings
 from mcprl.episodes.endpoint_runner import EndpointRunner, make_client
-from mcprl.errors import BadValueError, BudgetExceededError, Fault, MissingKeyError, SamplerLostError
+from mcprl.episodes.reward_functions import RewardFunctions
+from mcprl.errors import BadValueError, BudgetExceededError, Fault, MissingKeyError, SamplerLostError, UserCodeError
 from mcprl.evaluation.outcomes import Judged, outcome_of
 from mcprl.goals import ExpectedCall
 from mcprl.records import Batch, Group, StopReason
@@ -44,19 +46,14 @@ def no_waits(monkeypatch):
 
 
 @asynccontextmanager
-async def playing(*answers: bytes | None, tools: FunctionTools | None = None, config=None, keys=None, **settings):
+async def playing(*answers: bytes | None, tools=None, config=None, keys=None, functions=None, **settings):
     """A runner whose endpoint gives these answers, the last one for ever; and the endpoint."""
     async with endpoint(lambda number: answers[min(number, len(answers) - 1)]) as served:
         wanted = EndpointSettings(url=served.url, model="big", **settings)
         async with make_client(wanted, keys or {}) as client:
-            leases = tools or FunctionTools(echo=lambda text: text)
-            yield (
-                EndpointRunner(
-                    config or make_config(), settings=wanted, client=client, leases=leases, preamble=PREAMBLE
-                ),
-                served,
-                client.use,
-            )
+            leases, config = tools or FunctionTools(echo=lambda text: text), config or make_config()
+            others = {"leases": leases, "preamble": PREAMBLE, "functions": functions}
+            yield EndpointRunner(config, settings=wanted, client=client, **others), served, client.use
 
 
 async def play(runner: EndpointRunner, **task):
@@ -196,6 +193,9 @@ async def test_a_conversation_that_grows_too_long_ends_at_the_context_limit():
         trajectory = await play(runner)
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.CONTEXT_LIMIT, 1)
     assert [body["max_tokens"] for _, body in at.requests] == [60, 55]
+    async with playing(turn(None, call("echo", {"text": "x"}), usage=(95, 5)), config=config) as (runner, at, _):
+        assert (await play(runner)).stop is StopReason.CONTEXT_LIMIT
+    assert len(at.requests) == 1  # there is no room for another turn
     words = json.dumps({"error": {"message": "This model's maximum context length is 100 tokens."}})
     async with playing(calling, response("400 Bad", words), config=config) as (runner, _, _):
         assert (await play(runner)).stop is StopReason.CONTEXT_LIMIT
@@ -251,6 +251,20 @@ async def test_an_answer_that_is_lost_counts_with_the_most_it_can_have_cost():
     async with playing(None, turn("x"), price=(0.0, 1000.0), max_usd=0.5) as (runner, _, use):
         await play(runner)
     assert use.usd == pytest.approx(0.205)
+
+
+@pytest.mark.process
+async def test_an_error_in_a_function_of_the_user_names_the_episode(tmp_path):
+    (tmp_path / "rewards.py").write_text("def f(episode):\n    return 1 / 0\n")
+    own = {"own": RewardFunctionConfig(function=f"{tmp_path}/rewards.py:f", weight=1.0)}
+    config = make_config(rewards=RewardsConfig(functions=own))
+    said = r"rewards\.py:2: ZeroDivisionError.*1 turns\), in episode 2 of step 1"
+    async with (
+        RewardFunctions(own, environment={}, log=tmp_path / "log") as functions,
+        playing(turn("x"), config=config, functions=functions) as (runner, *_),
+    ):
+        with pytest.raises(UserCodeError, match=said):
+            await runner.run(make_task(answer="x"), step=0, member=2, attempt=0)
 
 
 async def test_the_rate_limit_holds_requests_back():

@@ -73,18 +73,6 @@ async def test_the_last_turn_allowed_ends_the_episode_after_its_calls():
     assert last.reward == pytest.approx(-0.1)
 
 
-async def test_calls_of_one_turn_run_at_the_same_time():
-    barrier = asyncio.Barrier(3)
-
-    async def meet() -> str:
-        return str(await barrier.wait())  # passes only when all three are in here
-
-    environment = make_environment(FunctionTools(meet=meet))
-    async with asyncio.timeout(60):
-        result = await environment.step(act(call("meet"), call("meet"), call("meet")))
-    assert sorted(seen.text for seen in result.observations) == ["0", "1", "2"]
-
-
 async def test_observations_come_in_the_order_of_the_calls_whichever_ends_first():
     second_done = asyncio.Event()
 

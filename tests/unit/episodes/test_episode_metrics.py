@@ -74,6 +74,7 @@ def test_every_figure_is_the_one_counted_by_hand(groups):
             "stop_context_limit": 0.0,
             "stop_deadline": 0.0,
             "stop_caused_fault": 0.0,
+            "stop_agent_ended": 0.0,
         }
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise, permutations, product
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from staged_episodes import call, made_turn
 
@@ -47,6 +47,7 @@ def test_in_order_no_pairing_is_worth_more(table):
 
 
 @given(gain_tables())
+@example([[None, 3, 2], [1, None, None], [3, 2, None]])  # it is best to leave the second call out
 def test_in_any_order_no_pairing_is_worth_more_and_no_call_counts_twice(table):
     pairs = pair_in_any_order(table)
     assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)

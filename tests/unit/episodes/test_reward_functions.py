@@ -102,9 +102,9 @@ MISTAKES = {
     "episode.answer = 'x'": r"rewards\.py:5: FrozenInstanceError",
     "episode.turns.append(None)": r"rewards\.py:5: AttributeError",
     "sys.exit(3)": r"rewards\.py:5: SystemExit",
-    "raise KeyboardInterrupt": "the process of the reward functions ended with",
-    "os._exit(3)": "the process of the reward functions ended with 3",
-    "os.kill(os.getpid(), 9)": "the process of the reward functions ended with -9",
+    "raise KeyboardInterrupt": r"rewards\.py:4: the process of the reward functions ended with",
+    "os._exit(3)": r"rewards\.py:4: the process of the reward functions ended with 3",
+    "os.kill(os.getpid(), 9)": r"rewards\.py:4: the process of the reward functions ended with -9",
     "return None": r"rewards\.py:4: .* returned None, a NoneType; it must return a number from -1 to 1",
     "return 'good'": r"rewards\.py:4: .* returned 'good', a str",
     "return [1.0]": r"rewards\.py:4: .* returned \[1\.0\], a list",
@@ -123,10 +123,6 @@ MISTAKES = {
     "episode.calls[0].arguments.clear(); return 1.0": r"rewards\.py:4: .* modified its episode",
     "object.__setattr__(episode, 'answer', ''); return 1.0": r"rewards\.py:4: .* modified its episode",
 }
-
-
-def test_at_least_30_mistakes_are_planted():
-    assert len(MISTAKES) >= 30
 
 
 @pytest.mark.parametrize("body", MISTAKES)
@@ -190,7 +186,10 @@ async def test_a_secret_in_what_a_function_raises_is_not_reported(tmp_path, monk
         ("def f(:\n", r"rewards\.py:1: SyntaxError"),
         ("import nothing_here\n", r"rewards\.py:1: ModuleNotFoundError"),
         ("import sys\nsys.exit('no')\n", r"rewards\.py:2: SystemExit: no"),
-        ("import os\nos._exit(3)\n", "the process of your functions ended while it imported them; see"),
+        (
+            "import os\nos._exit(3)\n",
+            r"rewards\.py: the process of your functions ended while it imported this file; see",
+        ),
         ("def g(episode):\n    return 1.0\n", r"defines no such function or class"),
     ],
 )
@@ -330,7 +329,7 @@ async def test_a_value_that_depends_on_the_process_is_found_and_hashes_do_not(tm
     text = f"import os, random, time\n\n\ndef f(episode):\n    return {value}\n"
     async with opened(tmp_path, text) as functions:
         found = await functions.that_differ(TASK, replace(made_trajectory("vlkn", 0), answer="213.88"))
-    assert bool(found) == DEPENDS[value]
+    assert found == [f"{tmp_path}/rewards.py:4 (own)"] * DEPENDS[value]
 
 
 async def test_a_group_that_gets_too_few_grades_is_named(tmp_path):

@@ -112,12 +112,6 @@ def test_calls_out_of_order_count_once_if_the_order_matters_and_fully_if_it_does
     assert (in_any["calls"], in_any["arguments"]) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("in_any_order", [False, True])
-def test_one_call_does_not_serve_two_needs(in_any_order):
-    goal = Goal(calls=(ExpectedCall(tool="a"), ExpectedCall(tool="a")), in_any_order=in_any_order)
-    assert parts(goal, worked(call("a")))["calls"] == 0.5
-
-
 def test_the_better_of_two_calls_of_one_tool_is_the_one_that_counts():
     goal = Goal(calls=(ExpectedCall(tool="a", arguments={"x": 1, "y": 2}),))
     found = parts(goal, worked(call("a", x=0), call("a", x=1, y=2), call("a", x=1)))

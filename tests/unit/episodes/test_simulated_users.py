@@ -81,7 +81,7 @@ async def test_the_conversation_ends_after_the_most_messages(tmp_path):
         ("raise KeyError('x')", r"users\.py:2: KeyError"),
         ("return 3", r"users\.py:1: .* returned 3, a int; it must return a text, or None to end the conversation"),
         ("return ' '", r"users\.py:1: .* returned ' ', a str; it must return a text"),
-        ("episode.task.metadata['x'] = 1", r"users\.py:1: .* changed the episode"),
+        ("episode.task.metadata['x'] = 1", r"users\.py:1: .* modified its episode"),
     ],
 )
 async def test_a_function_that_fails_stops_the_run_with_its_line(tmp_path, body, problem):

@@ -354,7 +354,20 @@ async def test_workers_that_cannot_be_kept_alive_are_an_error_with_the_last_caus
             await run
         with pytest.raises(WorkerLostError, match="all workers keep failing"):
             await stage.run()
-        assert stage.sleeps == sorted(stage.sleeps)
+        assert sorted(stage.sleeps) == sorted(2 * [0.5, 1.0, 2.0, 4.0])  # each of the two, after its second failure
+
+
+async def test_a_pool_that_closes_does_not_wait_until_a_worker_may_be_started_again():
+    class Resting(Stage):
+        async def _sleep(self, seconds) -> None:
+            self.sleeps.append(seconds)
+            await for_ever()
+
+    stage = Resting(at_once)
+    async with asyncio.timeout(60), stage.pool:
+        stage.refusals = [ServerStartError("no memory left", fix="add some")]
+        stage.actors[0].die()
+        await stage.until(lambda: stage.sleeps)
 
 
 async def test_a_worker_that_was_given_up_is_started_again_when_an_episode_has_ended_elsewhere():

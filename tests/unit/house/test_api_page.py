@@ -23,7 +23,7 @@ import sys
 sys.path.insert(0, {scripts!r})
 for name in ("torch", "transformers", "renderers", "safetensors", "peft", "accelerate", "xgrammar", "skyrl_gym", "ray",
              "tinker", "vllm", "duckdb", "mcprl_dashboard", "mcprl_market", "mcprl_skyrl_gym", "mcprl_suites",
-             "mcprl_synthesis"):
+             "mcprl_synthesis", "mcprl_agents"):
     sys.modules[name] = None
 import mcprl
 for name in mcprl.__all__:

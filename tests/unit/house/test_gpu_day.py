@@ -39,7 +39,8 @@ def test_every_recipe_for_a_gpu_has_its_steps_and_every_option_exists(dry, tmp_p
     assert {"qwen3-0.6b-lora-vllm", "qwen3-0.6b-qlora", "qwen3-fsdp2", "qwen3-full-zero3"} <= stems
     verbs = {"plan"} if dry else {"doctor", "train"}
     assert {step.name for step in steps} == {
-        *(f"{verb} {stem}" for verb in verbs for stem in stems), "tests", "against TRL", "bare engine",
+        *(f"{verb} {stem}" for verb in verbs for stem in stems), "tests", "weight transfer", "against TRL",
+        "bare engine",
     }  # fmt: skip
     for step in steps:
         if step.command[1:3] == ("-m", "mcprl"):

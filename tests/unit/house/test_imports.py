@@ -28,7 +28,7 @@ BASE = {
 BEFORE_EPISODES = BASE | {"tasks", "tools", "chat", "grammar", "samplers"}
 BEFORE_RUNS = BEFORE_EPISODES | {"episodes", "learning"}
 BEFORE_TRAINING = BEFORE_RUNS | {"runs", "checks"}
-PACKAGES = {"mcprl_market", "mcprl_dashboard", "mcprl_skyrl_gym", "mcprl_suites", "mcprl_synthesis"}
+PACKAGES = {"mcprl_market", "mcprl_dashboard", "mcprl_skyrl_gym", "mcprl_suites", "mcprl_synthesis", "mcprl_agents"}
 
 # What each part of mcprl may import, besides itself. A new part needs a row here, and a sentence in docs/design.md.
 MAY_IMPORT = {
@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "grammar": BASE | {"chat"},
     "samplers": BASE | {"chat", "grammar"},
     "episodes": BEFORE_EPISODES,
-    "learning": BASE | {"chat", "grammar"},
+    "learning": BASE | {"chat", "grammar", "samplers"},
     # What is on disk is read without torch.
     "runs": BASE | {"tasks", "tools", "episodes"},
     # The doctor plays a sample of episodes as training does, and health is judged while training runs.
@@ -60,31 +60,44 @@ MAY_IMPORT = {
     "mcprl_skyrl_gym": BEFORE_EPISODES | {"episodes"},
     "mcprl_suites": BEFORE_TRAINING | {"evaluation", "servers", "cli"},
     # Not the market: it must not know the world that it explores.
-    "mcprl_synthesis": BASE | {"tasks", "tools", "episodes", "scaffold", "evaluation", "cli"},
+    "mcprl_agents": BEFORE_EPISODES | {"episodes"},
+    "mcprl_synthesis": BASE | {"tasks", "tools", "servers", "episodes", "scaffold", "evaluation", "cli"},
 }
 
 # Who may import a heavy library: files, or folders that end in a slash.
 OWNERS = {
-    "mcp": ("tools/", "servers/", "scaffold/template/server.py", "mcprl_market/", "mcprl_suites/"),
-    "mcp_types": ("tools/", "servers/", "scaffold/template/server.py", "mcprl_market/", "mcprl_suites/"),
-    "vllm": ("samplers/vllm_worker.py",),
+    "mcp": ("tools/", "servers/", "scaffold/template/server.py", "mcprl_market/", "mcprl_suites/", "mcprl_agents/"),
+    "mcp_types": (
+        "tools/",
+        "servers/",
+        "scaffold/template/server.py",
+        "mcprl_market/",
+        "mcprl_suites/",
+        "mcprl_agents/",
+    ),
+    "vllm": ("samplers/vllm_worker.py", "samplers/vllm_transfer.py"),
     "ray": ("episodes/ray_workers.py", "mcprl_skyrl_gym/trainer.py"),
     "tinker": ("skyrl/",),
     "skyrl": ("skyrl/serve.py", "mcprl_skyrl_gym/trainer.py"),
     "skyrl_gym": ("mcprl_skyrl_gym/",),
-    "torch": ("learning/", "samplers/transformers.py", "samplers/vllm_worker.py", "grammar/masks.py"),
+    "torch": (
+        "learning/",
+        "samplers/transformers.py",
+        "samplers/vllm_worker.py",
+        "samplers/vllm_transfer.py",
+        "grammar/masks.py",
+    ),
     "deepspeed": ("learning/sharding.py",),
     "peft": ("learning/", "samplers/transformers.py"),
     "accelerate": ("learning/", "samplers/transformers.py"),
-    "transformers": ("chat/", "grammar/masks.py", "learning/", "samplers/transformers.py", "skyrl/serve.py"),
+    "transformers": ("chat/", "grammar/masks.py", "learning/", "samplers/", "skyrl/serve.py"),
     "renderers": ("chat/", "grammar/calls.py"),
     "xgrammar": ("grammar/masks.py",),
     "duckdb": ("mcprl_dashboard/",),
-    "starlette": ("mcprl_dashboard/", "servers/"),
+    "starlette": ("mcprl_dashboard/", "mcprl_agents/", "servers/"),
     "wandb": ("tracking/wandb.py",),
     "weave": ("tracking/weave.py",),
     "tensorboard": ("tracking/tensorboard.py",),
-    "opentelemetry": ("tracking/opentelemetry.py",),
     "bfcl_eval": ("mcprl_suites/",),
 }
 

@@ -140,7 +140,8 @@ def test_packages_without_a_licence_are_refused(packages):
 
 def test_all_packages_of_the_repository_are_built():
     names = {release_packages.package_source(folder).name for folder in release_packages.folders()}
-    assert names == {"mcprl", "mcprl_dashboard", "mcprl_market", "mcprl_skyrl_gym", "mcprl_suites", "mcprl_synthesis"}
+    own = ("agents", "dashboard", "market", "skyrl_gym", "suites", "synthesis")
+    assert names == {"mcprl", *(f"mcprl_{name}" for name in own)}
 
 
 @pytest.mark.parametrize(

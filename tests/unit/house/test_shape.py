@@ -56,11 +56,10 @@ def is_broad(expression: ast.expr | None) -> bool:
 
 
 def swallows(node: ast.AST) -> bool:
-    """Whether a node catches everything and goes on. A handler may clean up or translate: it ends by raising."""
+    """Whether a node catches everything and goes on. A handler that ends by raising again only cleans up."""
     if isinstance(node, ast.ExceptHandler):
         last = node.body[-1]
-        raises = isinstance(last, ast.Raise) and (last.exc is None or ast.unparse(last.cause or last) == node.name)
-        return is_broad(node.type) and not raises
+        return is_broad(node.type) and not (isinstance(last, ast.Raise) and last.exc is None)
     if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "suppress":
         return any(is_broad(argument) for argument in node.args)
     return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,8 +78,7 @@ def test_a_4_bit_base_keeps_norms_embeddings_and_head_in_bfloat16(model, tmp_pat
 
 def test_the_head_scores_more_rows_at_once_on_a_larger_gpu(monkeypatch):
     def rows(gigabytes: int) -> int:
-        card = SimpleNamespace(total_memory=gigabytes << 30)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 30, gigabytes << 30))
         return packing.block_numbers(torch.device("cuda")) // 151_936
 
     assert (rows(24), rows(80)) == (331, 1104)

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from mcprl.config import RunConfig
 from mcprl.errors import OtherStateError, StorageError
 from mcprl.learning import TorchLearner
+from mcprl.learning.state import Origin, State, read_state, write_state
 from mcprl.records import Batch, Update
 
 NAN = float("nan")
@@ -266,6 +267,32 @@ async def test_a_state_of_other_processes_is_refused_in_words(model, tmp_path):
     (state / "learner-0-of-2.json").unlink()
     with pytest.raises(OtherStateError, match="contains no learner state"):
         await learner.load_state(state)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 3)])
+async def test_fewer_or_more_processes_load_the_same_rows(before, after, model, tmp_path):
+    config = small_config(model, **LORA)
+    whole = {
+        "policy/a": torch.arange(20.0).reshape(5, 4),
+        "policy/one row": torch.tensor([[1.5, 2.5]]),  # some processes have no row of it
+        "adamw/step/a": torch.tensor(3.0),
+        "rng/cpu": torch.arange(7, dtype=torch.uint8),
+    }
+
+    def shard(name: str, count: int, rank: int) -> torch.Tensor:
+        if not name.startswith("policy/"):
+            return whole[name]
+        rows = torch.chunk(whole[name], count)  # as FSDP2 does
+        return (rows[rank] if rank < len(rows) else whole[name][:0]).clone()
+
+    for rank in range(before):
+        mine = {name: shard(name, before, rank) for name in whole}
+        write_state(State(tensors=mine, facts={"version": 4}), Origin.of(config, before), tmp_path, rank)
+    for rank in range(after):
+        state, saved_by = read_state(Origin.of(config, after), tmp_path, rank)
+        assert (saved_by.processes, state.facts) == (before, {"version": 4})
+        for name, tensor in state.tensors.items():
+            assert torch.equal(tensor, shard(name, after, rank)), name
 
 
 async def test_a_folder_that_cannot_be_written_is_a_fault_of_storage_and_the_learner_goes_on(model, tmp_path):

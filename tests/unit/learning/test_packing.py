@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made_trajectories import make_trajectory
-from small_models import save_small_model, small_batch, small_config, small_learner
 
 from mcprl.learning.attention import lay_out_rows, lay_out_tree
 from mcprl.learning.packing import Example, Packer, Replayer, plain_examples
@@ -71,42 +66,3 @@ def test_no_process_is_idle_if_smaller_packs_give_it_work():
     assert [len(pack) for pack in packer.divide(examples)] == [4, 2]
     assert [len(pack) for pack in packer.divide(examples, processes=2)] == [4, 2]
     assert [len(pack) for pack in packer.divide(examples, processes=3)] == [2, 2, 2]
-
-
-class TestOutOfMemory:
-    """A forward pass of too many tokens raises, as CUDA does."""
-
-    @pytest.fixture
-    def model(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return save_small_model(tmp_path_factory.mktemp("model"))
-
-    async def test_a_minibatch_that_does_not_fit_is_repeated_with_packs_of_half_the_size(self, model, tmp_path, caplog):
-        config = small_config(model, algorithm={"minibatches": 1})
-        whole, cramped = (small_learner(config, tmp_path / name) for name in ("whole", "cramped"))
-        cramped._packer.tokens = 70
-
-        def refuse(module, args, kwargs):
-            if torch.is_grad_enabled() and kwargs["input_ids"].numel() > 40:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-
-        cramped.policy.trunk.register_forward_pre_hook(refuse, with_kwargs=True)
-        expected = await whole.update(small_batch(config))
-        with caplog.at_level(logging.WARNING):
-            update = await cramped.update(small_batch(config))
-        assert update.metrics["pack_splits"] == 1.0
-        assert "pack_splits" not in expected.metrics
-        assert "a pack of 70 tokens does not fit into memory" in caplog.text
-        assert cramped._packer.tokens == 35
-        assert update.metrics["loss"] == pytest.approx(expected.metrics["loss"], abs=1e-6)
-        assert update.metrics["grad_norm"] == pytest.approx(expected.metrics["grad_norm"], rel=1e-5)
-
-    async def test_a_pack_that_does_not_fit_at_half_the_size_either_ends_the_update(self, model, tmp_path):
-        config = small_config(model, algorithm={"minibatches": 1})
-        learner = small_learner(config, tmp_path)
-
-        def refuse(*_):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-        learner.policy.trunk.register_forward_pre_hook(refuse)
-        with pytest.raises(torch.OutOfMemoryError):
-            await learner.update(small_batch(config))

@@ -52,10 +52,6 @@ def sampled_by(model: Any, tokens: int) -> list[Trajectory]:
     ]
 
 
-def test_the_default_is_far_above_what_rounding_to_bfloat16_does():
-    assert DEFAULT == 0.2
-
-
 def test_a_sampler_that_kept_the_weights_of_one_update_before_stops_the_run_at_once(folder, model, tmp_path):
     learner = make_learner(folder, tmp_path, FLOAT32, learning_rate=1e-4)
     made = sampled_by(model, 20)

@@ -108,8 +108,8 @@ async def test_stale_tokens_weigh_what_their_odds_have_become_up_to_the_cap(lear
         return 0.0 if fresh else (-5.0, -0.5, 0.7)[place % 3]
 
     batch = await batch_of(learner, config, fresh=is_even, error=error)
+    old = await learner.score(batch.trajectories)
     metrics = (await learner.update(batch)).metrics
-    old = batch.readings.logprobs
     weights, losses = [], []
     for t, old_row, advantages, learnable in zip(
         batch.trajectories, old, batch.advantages, batch.learnable, strict=True

@@ -99,6 +99,7 @@ def test_a_pack_that_does_not_fit_is_split_once_with_the_same_update_and_that_is
     sizes = give_room_for(2, split.policy)
     update = split._update(batch)
     assert update.metrics["pack_splits"] == 1.0
+    assert update.metrics["grad_norm"] == pytest.approx(wanted.metrics["grad_norm"], rel=1e-5)
     assert [size for size in sizes if size > 2] == [4]  # the second pass knows what fits
     assert update.ratios == tuple(pytest.approx(own, abs=1e-4) for own in wanted.ratios)
     give_room_for(0, lost.policy)

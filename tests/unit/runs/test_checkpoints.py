@@ -133,6 +133,14 @@ def test_a_replaced_checkpoint_is_found_if_the_new_one_is_missing_or_damaged(che
     assert checkpoints.retain(keep=1) == []
 
 
+def test_of_two_whole_checkpoints_of_a_step_only_the_new_one_counts(checkpoints):
+    before, old = save(checkpoints, 1), save(checkpoints, 2, "first")
+    old.path.rename(checkpoints.folder / "step-00002.replaced")  # a kill came before it was removed
+    new = save_beside(checkpoints, 2)
+    assert [found.path for found in checkpoints.all()] == [before.path, new]
+    assert checkpoints.retain(keep=2) == []
+
+
 def test_a_damaged_checkpoint_never_takes_the_place_of_a_whole_one_that_stepped_aside(checkpoints, monkeypatch):
     path = save(checkpoints, 1, "first").path
     aside = path.rename(checkpoints.folder / "step-00001.replaced")

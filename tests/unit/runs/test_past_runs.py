@@ -82,13 +82,6 @@ def test_reading_the_status_of_a_run_does_not_keep_others_from_opening_it(config
     RunFolder.open(path).close()
 
 
-def test_a_run_with_its_summary_is_finished(config):
-    with RunFolder.create(config) as folder:
-        record(folder, [0.1])
-        folder.finish(Weights(version=1), {"updates": 1})
-    assert read_run(folder.path).state is RunStatus.FINISHED
-
-
 @pytest.mark.parametrize(
     ("error", "state", "why"),
     [

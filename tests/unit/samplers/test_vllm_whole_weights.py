@@ -16,6 +16,7 @@ from vllm_stand_in import (
     LORA,
     MERGING,
     REQUEST,
+    SAMPLING,
     altered,
     answering,
     make_sampler,
@@ -25,6 +26,7 @@ from vllm_stand_in import (
 
 from mcprl.errors import BadValueError, SamplerLostError
 from mcprl.records import Weights
+from mcprl.samplers.sampler import Receiver
 from mcprl.samplers.vllm_server import BASE_NAME, read_completion
 
 
@@ -57,6 +59,7 @@ def whole_weights_answer(path: str, body: dict, **objections: list[str]) -> byte
     return response("200 OK", json.dumps(altered(weight_versions=spans) if path == GENERATE else {}))
 
 
+DIRECT = SAMPLING.model_copy(update={"vllm": SAMPLING.vllm.model_copy(update={"weight_transfer": "direct"})})
 CHANGE = ["/pause?mode=keep&clear_cache=true", "load_model_folder", "/update_weight_version", "/resume"]
 
 
@@ -70,6 +73,50 @@ async def test_whole_weights_are_loaded_while_paused_with_an_empty_cache_before_
     folders = [body["kwargs"]["folder"] for _, body in seen if body.get("method") == "load_model_folder"]
     assert folders == [str(whole.model), None]
     assert [body["new_version"] for path, body in seen if path == "/update_weight_version"] == ["1", "0"]
+
+
+@pytest.mark.process
+async def test_weights_without_a_folder_come_from_the_learner_also_after_a_restart(tmp_path):
+    """A restarted server gets what the learner has by then, and is told which version that is."""
+    received: list[Receiver] = []
+    newest = 1
+
+    async def send(receiver: Receiver) -> int:
+        stand_in.seen.append(("send", {}))
+        received.append(receiver)
+        return newest
+
+    async with standing_in(tmp_path, whole_weights_answer, FULL, DIRECT) as (sampler, stand_in):
+        sampler.receive_from(send)
+        await sampler.publish(Weights(version=1))
+        assert stand_in.asked == [CHANGE[0], "send", *CHANGE[2:]]
+        newest = 2
+        stand_in.end(sampler)
+        for _ in range(2):
+            await stand_in.started.get()
+        await sampler.replicas[0].ready()
+        assert stand_in.asked[4:] == [CHANGE[0], "send", *CHANGE[2:]]
+    versions = [body["new_version"] for path, body in stand_in.seen if path == "/update_weight_version"]
+    assert versions == ["1", "2"]
+    assert [one.backend for one in received] == ["mcprl_memory"] * 2
+    assert len({one.socket for one in received}) == 2
+
+
+@pytest.mark.process
+async def test_a_server_that_fails_while_it_receives_is_replaced(tmp_path):
+    """It may have layers of both versions."""
+    tries: list[int] = []
+
+    async def send(_: Receiver) -> int:
+        tries.append(stand_in.starts)
+        if len(tries) == 1:
+            raise SamplerLostError("vLLM could not receive weights", fix="read its log")
+        return 1
+
+    async with standing_in(tmp_path, whole_weights_answer, FULL, DIRECT) as (sampler, stand_in):
+        sampler.receive_from(send)
+        await sampler.publish(Weights(version=1))
+    assert tries == [1, 2]
 
 
 @pytest.mark.process

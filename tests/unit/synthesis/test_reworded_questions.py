@@ -12,9 +12,9 @@ import pytest
 from mcprl.episodes.demonstrations import play_gold
 from mcprl.episodes.endpoint import EndpointSettings
 from mcprl.episodes.endpoint_runner import make_client
-from mcprl.scaffold.derived_checks import REWARDS
 from mcprl.servers import make_server
 from mcprl.tools import Cassette, ServerSpec, Toolbox
+from mcprl_synthesis.derived_checks import REWARDS
 from mcprl_synthesis.page import page
 from mcprl_synthesis.synthesis import synthesize
 from mcprl_synthesis.world import World

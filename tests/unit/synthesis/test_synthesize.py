@@ -22,10 +22,10 @@ from mcprl.episodes.loop import lease_for
 from mcprl.errors import NoConsentError, NoReachableToolError
 from mcprl.recipe import load_recipe
 from mcprl.records import FinishReason, Source, ToolCall
-from mcprl.scaffold.derived_checks import REWARDS
 from mcprl.servers import make_server
 from mcprl.tasks import load_tasks
 from mcprl.tools import Cassette, ServerSpec, Toolbox
+from mcprl_synthesis.derived_checks import REWARDS
 from mcprl_synthesis.reading import fields_of, junk
 from mcprl_synthesis.synthesis import Synthesis, synthesize
 from mcprl_synthesis.world import World

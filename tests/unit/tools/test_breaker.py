@@ -118,18 +118,6 @@ def test_calls_wait_while_it_is_open_one_probes_and_its_success_lets_all_go():
     run_in_virtual_time(scenario())
 
 
-def test_the_state_is_half_open_while_the_probe_is_under_way():
-    async def scenario() -> None:
-        breaker = await opened()
-        probe = asyncio.create_task(call(breaker, takes_s=2.0))
-        await asyncio.sleep(6.0)
-        assert breaker.state == "half_open"
-        await probe
-        assert breaker.state == "closed"
-
-    run_in_virtual_time(scenario())
-
-
 def test_a_failed_probe_opens_it_again_and_the_others_wait_on():
     async def scenario() -> None:
         breaker = await opened()

@@ -48,20 +48,6 @@ def test_calls_before_a_resume_count_too():
     assert budget.calls == 1
 
 
-def test_without_limits_nothing_is_refused():
-    assert calls_made(BudgetSettings()) == 1000
-
-
-def test_a_refused_call_is_not_counted_and_stays_refused():
-    budget = Budget("fmp", BudgetSettings(usd=0.3, usd_per_call=0.1))
-    for _ in range(3):
-        budget.spend()
-    for _ in range(2):
-        with pytest.raises(BudgetExceededError):
-            budget.spend()
-    assert (budget.calls, budget.usd) == (3, 0.3)
-
-
 @pytest.mark.parametrize(
     ("settings", "spent", "setting"),
     [

@@ -11,18 +11,17 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import unicodedata
 from pathlib import Path
 
 import mcp_types
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcprl.errors import CassetteError
 from mcprl.files import canonical_json
 from mcprl.secrets import SECRETS
-from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette
+from mcprl.tools.cassette import ANY_VERSION, Cassette
 from mcprl.tools.catalog import ToolDefinition, definition_of
 
 QUOTE = ToolDefinition(
@@ -72,6 +71,12 @@ def test_the_order_of_arguments_does_not_matter(arguments):
 
 
 @given(ARGUMENTS, ARGUMENTS)
+@example({"x": 1}, {"x": True})
+@example({"x": 0}, {"x": False})
+@example({"x": 1}, {"x": "1"})
+@example({"x": None}, {"x": "null"})
+@example({"x": {}}, {"x": []})
+@example({"x": "caf\u00e9"}, {"x": "cafe\u0301"})
 def test_two_calls_share_a_key_exactly_where_their_arguments_mean_the_same(one, other):
     assert (canonical_json(one) == canonical_json(other)) is same(one, other)
 
@@ -88,16 +93,6 @@ def test_a_key_is_json_that_means_the_arguments(arguments):
 )
 def test_equal_numbers_have_one_key(one, other):
     assert canonical_json({"x": one}) == canonical_json({"x": other})
-
-
-@pytest.mark.parametrize(("one", "other"), [(1, True), (0, False), (1, "1"), (None, "null"), ("a", "a "), ({}, [])])
-def test_values_of_different_kinds_have_different_keys(one, other):
-    assert canonical_json({"x": one}) != canonical_json({"x": other})
-
-
-def test_two_unicode_forms_of_a_letter_are_two_arguments():
-    composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
-    assert canonical_json({"q": composed}) != canonical_json({"q": decomposed})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, {1: "a"}, object(), {"s": {1}}], ids=lambda v: type(v).__name__)
@@ -227,7 +222,7 @@ def test_a_cassette_is_read_where_nothing_can_be_written(path, monkeypatch):
 WRITER = """
 import sys
 from pathlib import Path
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 path, name, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -331,7 +326,7 @@ def test_following_the_advice_about_a_cassette_makes_it_usable(tmp_path, spoil, 
 
 
 def test_a_cassette_is_usable_once_no_other_process_locks_it(path, monkeypatch):
-    monkeypatch.setattr("mcprl.tools.cassettes.cassette._BUSY_S", 0.01)
+    monkeypatch.setattr("mcprl.tools.cassette._BUSY_S", 0.01)
     records(path)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -420,7 +415,11 @@ def test_a_cassette_with_other_tables_views_or_triggers_is_refused(path, stateme
         "UPDATE recordings SET arguments = 7",
         "UPDATE recordings SET arguments = replace(hex(zeroblob(3000)), '0', '[')",
         "UPDATE recordings SET server = CAST(x'ff' AS TEXT)",
+        "UPDATE recordings SET arguments = '{'",
+        "UPDATE recordings SET arguments = '[]'",
+        """UPDATE recordings SET arguments = '{"a": 1}'""",  # not in canonical form
         "UPDATE listings SET definitions = 5",
+        "UPDATE listings SET definitions = '[{}]'",
         "UPDATE listings SET definitions = '[3]'",
         "UPDATE listings SET definitions = replace(definitions, '\"A price.\"', '3')",
         "UPDATE listings SET definitions = replace(hex(zeroblob(3000)), '0', '[')",

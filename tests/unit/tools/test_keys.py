@@ -189,10 +189,6 @@ def test_all_missing_keys_of_all_enabled_servers_are_reported_at_once(tmp_path, 
     )
 
 
-def test_a_disabled_server_asks_for_nothing(tmp_path):
-    assert load(tmp_path, {"off": {"command": "x", "env": {"A": "${OFF_KEY}"}, "disabled": True}}) == ()
-
-
 # ---- which values are secrets ----------------------------------------------------------------------------------------
 
 

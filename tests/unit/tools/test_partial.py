@@ -66,8 +66,7 @@ def test_bytes_that_are_no_utf8_are_replaced_and_the_text_goes_on():
 
 def test_what_stands_before_a_mistake_is_read():
     assert beginning_of(message("fine").replace(b"}]}}", b"}], oops"), 100) == "fine"
-    pretty = json.dumps(json.loads(message("fine")), indent=2).encode()
-    assert beginning_of(pretty.replace(b"]", b"], oops"), 100) == "fine"
+    assert beginning_of(message("fine").replace(b"[", b"[\n").replace(b"}]}}", b"}], oops"), 100) == "fine"
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])

@@ -435,7 +435,7 @@ async def test_the_event_loop_answers_while_the_cassette_is_locked(tmp_path, mon
         record(*arguments, **named)
 
     monkeypatch.setattr(Cassette, "record", announced)
-    monkeypatch.setattr("mcprl.tools.cassettes.cassette._BUSY_S", 10.0)
+    monkeypatch.setattr("mcprl.tools.cassette._BUSY_S", 10.0)
     cassette = Cassette.open(path, writable=True)
     locked = sqlite3.connect(path, isolation_level=None)
     spec = ServerSpec(name="market", make=market.make, settings=ServerSettings())

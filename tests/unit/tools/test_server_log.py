@@ -1,9 +1,10 @@
-"""The log of a tool server: what mcp 1.x reports on the first request of every session is one line."""
+"""The log of a tool server: whose lines are whose, and that the report of mcp 1.x on a first request is one line."""
 
 from __future__ import annotations
 
 import pytest
 
+from mcprl.tools.connection import log_size, log_tail
 from mcprl.tools.session import ServerLog
 
 PLAIN = """\
@@ -34,3 +35,13 @@ def test_the_report_on_the_first_request_is_one_line(report):
 def test_a_later_report_stays_whole():
     again = f"{PLAIN}\nready\n{PLAIN}"
     assert logged(again)[2:] == PLAIN.upper().splitlines()
+
+
+def test_the_lines_of_a_start_are_those_behind_what_the_log_had_before(tmp_path):
+    log = tmp_path / "server.log"
+    before = log_size(log)  # there is no log yet
+    for line in ("first", "second"):
+        with log.open("a") as file:
+            file.write(f"{line}\n")
+        assert log_tail(log, before) == line
+        before = log_size(log)

@@ -94,16 +94,6 @@ def test_a_budget_is_exact_over_clients_whatever_is_given_back_or_cancelled(allo
     run_in_virtual_time(scenario())
 
 
-def test_of_many_who_ask_at_once_as_many_are_allowed_as_the_budget_has_calls():
-    async def scenario() -> list[BaseException | None]:
-        clients = clients_of(Wire(SharedLimits({"fmp": budgeted(calls=7)}), 0.01), 4)
-        return await asyncio.gather(*(client.spend() for client in clients * 5), return_exceptions=True)
-
-    outcomes = run_in_virtual_time(scenario())
-    assert outcomes.count(None) == 7
-    assert {type(outcome) for outcome in outcomes if outcome is not None} == {BudgetExceededError}
-
-
 async def test_a_refusal_reaches_the_client_with_the_words_of_the_budget():
     settings = budgeted(usd=0.3, usd_per_call=0.1)
     far, near = (

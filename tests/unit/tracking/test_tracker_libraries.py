@@ -17,9 +17,7 @@ from told_runs import KEY, MEMBERS, STEPS, Listener, make_folder, tell
 from tracking_stand_in import StandIn, stand_in
 
 pytest.importorskip("tensorboard", reason="install mcprl[tensorboard]")
-pytest.importorskip("opentelemetry.proto", reason="install mcprl[opentelemetry]")
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
@@ -37,7 +35,7 @@ needs_weave = pytest.mark.skipif(find_spec("weave") is None, reason="install mcp
 def server(monkeypatch):
     """A stand-in for all of them, which the libraries find by their variables."""
     with stand_in() as running:
-        for name in [name for name in os.environ if name.startswith(("WANDB_", "WEAVE_", "WF_", "OTEL_"))]:
+        for name in [name for name in os.environ if name.startswith(("WANDB_", "WEAVE_", "WF_"))]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         monkeypatch.setenv("WANDB_BASE_URL", running.url)
@@ -92,38 +90,6 @@ async def test_tensorboard_reads_back_scalars_and_histograms_and_no_torch_was_ne
     code = "import sys, mcprl.tracking.process; print(sorted({'torch', 'wandb', 'weave'} & set(sys.modules)))"
     loaded = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", code], text=True)
     assert loaded == "[]\n"
-
-
-@pytest.mark.process
-async def test_a_collector_gets_episodes_turns_and_calls_as_one_trace_each(tmp_path, server, monkeypatch):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer collector-token-77")
-    folder, listener = make_folder(tmp_path), Listener()
-    outcomes = await tell(folder, listener, opentelemetry={"endpoint": f"{server.url}/v1/traces"})
-    assert (outcomes["opentelemetry"].state, listener.said) == ("delivered", [])
-    requests = server.bodies("^/v1/traces$")
-    assert {request.headers["authorization"] for request in requests} == {"Bearer collector-token-77"}
-    spans = [
-        span
-        for request in requests
-        for of_resource in ExportTraceServiceRequest.FromString(request.body).resource_spans
-        for scope in of_resource.scope_spans
-        for span in scope.spans
-    ]
-    episodes = [span for span in spans if not span.parent_span_id]
-    assert len(episodes) == EPISODES
-    assert len({span.trace_id for span in spans}) == EPISODES
-    (first, *_rest) = episodes
-    assert first.name == "invoke_agent meet-ana"
-    assert first.end_time_unix_nano - first.start_time_unix_nano == pytest.approx(2e9, abs=1e3)
-    turns = [span for span in spans if span.parent_span_id == first.span_id]
-    assert [span.name for span in turns] == ["chat tiny/model"] * 2
-    (call,) = [span for span in spans if span.parent_span_id in {turn.span_id for turn in turns}]
-    assert call.end_time_unix_nano - call.start_time_unix_nano == pytest.approx(0.25e9, abs=1e3)
-    told = {attribute.key: attribute.value.string_value for attribute in call.attributes}
-    assert told["gen_ai.operation.name"] == "execute_tool"
-    assert (told["gen_ai.tool.name"], told["mcprl.server"]) == ("find_person", "directory")
-    assert json.loads(told["gen_ai.tool.call.arguments"]) == {"name": "Ana"}
-    assert told["gen_ai.tool.call.result"] == "Ana: Lima"
 
 
 @pytest.mark.process

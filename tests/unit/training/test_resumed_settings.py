@@ -51,6 +51,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     },
     "training.max_staleness": {"algorithm.old_logprobs": "recomputed"},
     "placement.learner.colocated": {"engine": "vllm"},
+    "sampling.vllm.weight_transfer": {"engine": "vllm", "learner.tuning": "full"},
     **{
         f"placement.sampler.{name}": {"engine": "vllm"}
         for name in ("replicas", "tensor_parallel", "devices", "urls", "key_env")
@@ -71,7 +72,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "servers.settings": {"servers.settings": {"bells": {"replicas": 2}}},
     "skyrl.backend_config": {"skyrl.backend_config": {"max_lora_adapters": 3}},
     "tracking.tracker": {"tracking.tracker": "tracker.py:Mine"},
-    "tracking.opentelemetry": {"tracking.opentelemetry": {"endpoint": "http://127.0.0.1:9/v1/traces"}},
 }
 
 
@@ -198,7 +198,6 @@ def test_every_setting_takes_effect_or_is_refused_by_name(tmp_path, record_prope
         "engine",
         "learner.lora_alpha",
         "learner.lora_rank",
-        "learner.processes",
         "learner.sharding",
         "learner.tuning",
         "model.dtype",

@@ -1,4 +1,4 @@
-"""`mcprl tasks synthesize`."""
+"""`mcprl tasks synthesize` and `mcprl tasks import`."""
 
 from __future__ import annotations
 
@@ -235,3 +235,40 @@ def _require_ours(out: Path) -> None:
             f"{out} contains {others[0]}, which this command did not write",
             fix="pass a new folder, or that of an earlier synthesis",
         )
+
+
+def import_recorded(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one per line.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the project, new or empty.")],
+    model: Annotated[
+        str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
+    ] = None,
+) -> None:
+    """Create a project from recorded conversations: tasks with proven checks, a cassette, demonstrations, a recipe."""
+    from rich.console import Console
+
+    from mcprl.cli.printing import plain_table, words
+    from mcprl.scaffold import DEFAULT_MODEL
+    from mcprl.secrets import SECRETS
+    from mcprl_synthesis.recorded import import_project
+
+    console = Console(highlight=False)
+    with Console(stderr=True, highlight=False).status("deriving and proving checks …"):
+        project = import_project(files, out, DEFAULT_MODEL if model is None else model)
+    figures = project.to_json()
+    checks = ", ".join(f"{kind} {number}" for kind, number in figures["checks"].items())
+    worlds = plain_table("tool", "answered by")
+    for name, world in project.worlds.items():
+        worlds.add_row(words(SECRETS.redact(name)), world)
+    console.print(worlds, "")
+    unreadable = f"{len(project.unreadable)} parts of the files cannot be read; report.md lists them"
+    for line in (
+        f"{figures['rows']} rows: {figures['usable']} usable, {figures['proven']} with proven checks ({checks})",
+        f"{figures['train']} training tasks, {figures['validation']} validation tasks, "
+        f"{figures['demonstrations']} demonstrations; {out / 'report.md'} explains each row",
+        *([unreadable] if project.unreadable else ()),
+        f"next: mcprl doctor {out / 'recipe.yaml'} --fast",
+    ):
+        console.print(words(SECRETS.redact(line)), soft_wrap=True)

@@ -22,12 +22,12 @@ from mcprl.episodes.demonstrations import play
 from mcprl.episodes.rewards import meets, numbers_in
 from mcprl.goals import Contains, ExpectedCall, ExpectedState, ExpectedText, Goal, HasAll
 from mcprl.records import Difficulty, Solution, Task, ToolCall
-from mcprl.scaffold.derived_checks import CHEAP, REWARDS, Call, Conversation, Corpus, prove, reward, why_unproven
 from mcprl.seeds import derive_seed
 from mcprl.tasks.validation import normalised_question
 from mcprl.tools import Tool
 from mcprl_synthesis.arguments import shaped
 from mcprl_synthesis.compose import HELD_STYLES, STYLES, Composer, Outcome, Plan, execute, question
+from mcprl_synthesis.derived_checks import CHEAP, REWARDS, Call, Conversation, Corpus, prove, reward, why_unproven
 from mcprl_synthesis.reading import expected, fields_of, junk, words
 from mcprl_synthesis.world import Look, Seen, World
 

@@ -7,7 +7,7 @@ from mcprl.checks.doctor.model_checks import check_grammar, check_model, check_p
 from mcprl.checks.doctor.play_checks import check_episodes, check_parity, check_sampler
 from mcprl.checks.doctor.recipe_checks import check_code, check_gpus, check_installed, check_recipe
 from mcprl.checks.doctor.resource_checks import check_disk, check_forecast, check_memory, check_trackers
-from mcprl.checks.doctor.server_checks import check_calls, check_keys, check_pins, check_servers
+from mcprl.checks.doctor.server_checks import check_calls, check_keys, check_servers
 from mcprl.checks.doctor.task_checks import (
     check_against_tools,
     check_leaks,
@@ -20,7 +20,7 @@ __all__ = ["CHECKS"]
 
 # Findings that would stop a run before its first episode.
 _BEFORE_PLAY = frozenset(
-    {"installed", "keys", "scoring", "warm start", "pins", "tasks and tools", "worlds", "grammar", "prompt length"}
+    {"installed", "keys", "scoring", "warm start", "tasks and tools", "worlds", "grammar", "prompt length"}
 )
 
 CHECKS = (
@@ -32,7 +32,6 @@ CHECKS = (
     Check(name="tasks", run=check_task_file, needs=lambda e: (e.config,)),
     Check(name="servers", run=check_servers, needs=lambda e: (e.config, e.specs)),
     Check(name="calls", run=check_calls, needs=lambda e: (e.specs, e.toolboxes)),
-    Check(name="pins", run=check_pins, needs=lambda e: (e.config, e.toolboxes)),
     Check(name="tasks and tools", run=check_against_tools, needs=lambda e: (e.config, e.tasks, e.catalog)),
     Check(name="preamble", run=check_preamble, needs=lambda e: (e.config, e.preamble, e.catalog)),
     Check(name="worlds", run=check_worlds, needs=lambda e: (e.tasks, e.catalog)),

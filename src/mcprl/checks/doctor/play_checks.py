@@ -19,7 +19,7 @@ import psutil
 from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
 from mcprl.checks.doctor.server_checks import judge_text
 from mcprl.checks.health.rules import CUTS, room_for
-from mcprl.checks.health.view import LossLedger, may_set, one_of, refill
+from mcprl.checks.health.view import may_set, one_of, refill
 from mcprl.checks.plan import FORWARD_SHARE
 from mcprl.config import RunConfig
 from mcprl.episodes import episode_metrics
@@ -204,21 +204,14 @@ def judge_groups(
             f"{len(lost)} attempts were lost to infrastructure faults, most recently {lost[-1]}",
             fix="fix the cause: rerunning lost episodes costs time in every step",
         )
-    ledger = LossLedger()
-    ledger.add(groups)
     caused = [t.task_id for group in groups for t in group.trajectories if t.stop is StopReason.CAUSED_FAULT]
-    found = [f"lost turns correlate with {correlation}" for correlation in ledger.correlations()]
     if caused:
-        crashed = (
+        yield warning(
+            "server crashes",
             f"{len(caused)} episodes crashed their tool server, and crashed it again when rerun (first: task "
-            f"{caused[0]})"
+            f"{caused[0]})",
+            "make the tool reject such calls instead of failing: otherwise the policy can learn to exploit the failure",
         )
-        found.insert(0, crashed)
-    if found:
-        fix = (
-            "make the tool reject such calls instead of failing: otherwise the policy can learn to exploit the failure"
-        )
-        yield warning("server crashes", "; ".join(found), fix)
 
 
 def _results(groups: Sequence[Group]) -> Iterator[Finding]:

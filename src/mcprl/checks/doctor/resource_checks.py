@@ -178,8 +178,6 @@ async def check_trackers(examination: Examination) -> AsyncIterator[Finding]:
         addresses["tracking.wandb"] = keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
     if tracking.weave is not None:
         addresses["tracking.weave"] = keys.get("WANDB_BASE_URL") or _WANDB_CLOUD
-    if tracking.opentelemetry is not None:
-        addresses["tracking.opentelemetry"] = tracking.opentelemetry.endpoint
     down = [setting for setting, address in addresses.items() if not await port_answers(address)]
     for setting in down:
         yield warning(

@@ -1,4 +1,4 @@
-"""Checks of the tool servers: their keys, whether each starts, lists and answers, and whether its tools are pinned.
+"""Checks of the tool servers: their keys, and whether each starts, lists and answers.
 
 Each server is opened separately, so that one that fails does not hide the others.
 """
@@ -24,14 +24,11 @@ from mcprl.errors import (
     ServerFileError,
     ServerLostError,
     ServerStartError,
-    ToolsChangedError,
-    did_you_mean,
 )
 from mcprl.records import Observation, Task, ToolCall
 from mcprl.tools import Catalog, ServerSpec, Tool, Toolbox, load_specs, open_toolbox
-from mcprl.tools.cassettes.cassette import Cassette
+from mcprl.tools.cassette import Cassette
 from mcprl.tools.keys import load_keys
-from mcprl.tools.pins import compare_tools, read_pins
 from mcprl.tools.specs import PORT
 
 # Maximum number of characters shown of a server's text.
@@ -120,7 +117,7 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
 async def _replayed(examination: Examination) -> AsyncIterator[Finding]:
     """Open the cassette, and in mode mixed also the servers that answer calls not recorded in it."""
     servers = examination.config.value.servers
-    opening = open_toolbox(servers.model_copy(update={"pins": None}), log_dir=examination.folder / "logs")
+    opening = open_toolbox(servers, log_dir=examination.folder / "logs")
     try:
         toolbox = await examination.servers_stack.enter_async_context(opening)
     except ServerStartError as error:
@@ -319,26 +316,3 @@ def _harmless_calls(tools: Sequence[Tool], tasks: Sequence[Task]) -> list[ToolCa
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
-
-
-async def check_pins(examination: Examination) -> AsyncIterator[Finding]:
-    """Compare the tools as listed now with the tools that were reviewed and pinned."""
-    path = examination.config.value.servers.pins
-    if path is None:
-        yield fine("pins", "none: servers.pins is not set (`mcprl tools pin` writes the file)")
-        return
-    pinned, same = read_pins(path), 0
-    listings = [item for box in examination.toolboxes.value.values() for item in box.definitions.items()]
-    for server, (_, listed) in listings:
-        diff = compare_tools(pinned[server], listed) if server in pinned else None
-        if server not in pinned:
-            what = f"{path.name} pins no tools of server {server!r}{did_you_mean(server, pinned)}"
-        elif diff is not None:
-            what = f"the tools of server {server!r} differ from those pinned in {path.name}: {diff.summary()}"
-        else:
-            same += 1
-            continue
-        again = "review the changes, then accept them with `mcprl tools pin RECIPE`"
-        yield wrong("pins", what, fix=again, code=ToolsChangedError.code)
-    if same:
-        yield fine("pins", f"the tools of {same} server{'s' if same != 1 else ''} match {path.name}")

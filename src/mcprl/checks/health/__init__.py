@@ -20,9 +20,8 @@ from mcprl.checks.health.trends import (
     note_levels,
     reward_window,
 )
-from mcprl.checks.health.view import LossLedger, Past, Rules, StepView
+from mcprl.checks.health.view import Past, Rules, StepView
 from mcprl.config import RunConfig
-from mcprl.records import Group
 from mcprl.verdicts import GRAVEST_FIRST, KL_WARN, Severity, Verdict, mean
 
 __all__ = ["RULES", "Health"]
@@ -42,7 +41,6 @@ class Health:
         self._config = config
         self._has_solutions = has_solutions
         self._past = Past()
-        self._losses = LossLedger()
 
     @staticmethod
     def most_kept(config: RunConfig) -> int:
@@ -56,10 +54,6 @@ class Health:
         known = {step for step in (past.best_reward_step, past.healthy_step) if step is not None}
         return known | {int(candidate[0]) for candidate in past.candidates}
 
-    def note_losses(self, groups: Sequence[Group]) -> None:
-        """Record the episodes, including lost ones, of the step that will be judged next."""
-        self._losses.add(groups)
-
     def judge(self, metrics: Mapping[str, float], skipped: str | None = None) -> tuple[Verdict, ...]:
         """Return the verdicts on the next step, most severe first; a single OK if nothing is wrong.
 
@@ -67,13 +61,11 @@ class Health:
         """
         past = self._past
         past.steps += 1
-        correlations = self._losses.correlations()
         view = StepView(
             config=self._config,
             metrics=metrics,
             past=past,
             skipped=skipped,
-            lost_with=correlations,
             has_solutions=self._has_solutions,
         )
         judged = _judged_candidates(view)

@@ -200,22 +200,13 @@ def lost_episodes(view: StepView) -> Verdict | None:
 
 
 def caused_faults(view: StepView) -> Verdict | None:
-    """Report lost episodes that are not accidents, because they correlate with what the policy does."""
     share = view.now("stop_caused_fault") or 0.0
-    found: list[str] = []
-    if share > 0:
-        found.append(
-            f"{share:.0%} of episodes crashed their tool server, crashed it again when rerun, and count as failed"
-        )
-    if view.lost_with:
-        found.append(f"lost turns correlate with {', '.join(map(str, view.lost_with))}")
-    if not found:
+    if share <= 0:
         return None
     return Verdict(
         severity=Severity.BAD if share >= _CAUSED_BAD else Severity.WARN,
-        what="; ".join(found),
-        fix="make the tool reject such calls instead of failing: lost episodes are rerun, so the policy could learn "
-        "to avoid bad rewards by crashing servers",
+        what=f"{share:.0%} of episodes crashed their tool server, crashed it again when rerun, and count as failed",
+        fix="make the tool reject such calls instead of failing",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -208,5 +209,7 @@ def _spread(number_S: Tensor, steps: Sequence[Sequence[int]], length: int) -> tu
 def _whitened_columns(advantages: Columns, learnable: Sequence[_Mask]) -> Columns:
     rows = list(zip(advantages, learnable, strict=True))
     chosen = [a for row, mask in rows for a, carries_loss in zip(row, mask, strict=True) if carries_loss]
+    if not all(map(math.isfinite, chosen)):
+        return advantages  # a mean would spoil all of them, and the learner names those that are not finite
     white = iter(floats(whitened(torch.tensor(chosen, dtype=torch.float64))))
     return tuple(tuple(next(white) if carries_loss else 0.0 for carries_loss in mask) for mask in learnable)

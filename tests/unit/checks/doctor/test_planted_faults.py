@@ -26,8 +26,7 @@ from mcprl.episodes import reward_functions
 from mcprl.goals import AnyText, Goal
 from mcprl.records import Solution, Task, ToolCall
 from mcprl.tools import Tool
-from mcprl.tools.catalog import Catalog, ToolDefinition
-from mcprl.tools.pins import write_pins
+from mcprl.tools.catalog import Catalog
 from mcprl.verdicts import Severity
 from shipped_tools import SHIPPED_TOOLS
 
@@ -61,7 +60,7 @@ BEFORE: dict[str, tuple[str, ...]] = {
     "tasks": _TOOLS,
     **dict.fromkeys(("scoring", "leaks", "answers", "learnable"), (*_FILES, "leaks")),
     **dict.fromkeys(("keys", "server", "servers", "catalog"), _SERVERS),
-    **dict.fromkeys(("call", "pins"), (*_SERVERS, "calls", "pins")),
+    "call": (*_SERVERS, "calls"),
     **dict.fromkeys(("preamble", "names", "solvable", "recorded", "duplicates", "worlds"), _TOOLS),
     **dict.fromkeys(("prompt", "warm"), (*_TOOLS, "prompt length")),
     **dict.fromkeys(
@@ -311,21 +310,6 @@ def tool_that_returns_only_an_image(patient, monkeypatch):
 )
 def tool_that_returns_an_error_as_a_success(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), content=[{"type": "text", "text": '{"error": "quota"}'}])
-
-
-@fault("pins", BAD, "changed 'find_person'", "mcprl tools pin", "E-TOOL-006")
-def description_that_changed_since_it_was_pinned(patient, monkeypatch):
-    pin(patient, "people", "Town of a colleague.")
-
-
-@fault("pins", BAD, "gone.json cannot be read", "or remove servers.pins", "E-CONF-001")
-def missing_pins(patient, monkeypatch):
-    patient.set("servers.pins", "gone.json")
-
-
-@fault("pins", BAD, "pins no tools of server 'people'", "mcprl tools pin", "E-TOOL-006")
-def server_that_was_never_pinned(patient, monkeypatch):
-    pin(patient, "peoples", "City of a colleague.")
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -652,9 +636,10 @@ def budget_that_ends_before_the_run(patient, monkeypatch):
     patient.set("servers.settings.people.budget.calls", 3)
 
 
-@fault("trackers", WARN, "http://127.0.0.1:9/v1/traces does not answer", "start the tracker, correct its address")
+@fault("trackers", WARN, "http://127.0.0.1:9 does not answer", "start the tracker, correct its address")
 def tracker_that_is_down(patient, monkeypatch):
-    patient.set("tracking.opentelemetry.endpoint", "http://127.0.0.1:9/v1/traces")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    patient.set("tracking.weave.project", "e/p")
 
 
 # ---- the advice, followed --------------------------------------------------------------------------------------------
@@ -734,10 +719,6 @@ def gives_the_path(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     del patient.write
 
 
-def pins_again(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    pin(patient, "people", "City of a colleague.")
-
-
 def all_of(*follows: Follow) -> Follow:
     return lambda patient, monkeypatch: [follow(patient, monkeypatch) for follow in follows]
 
@@ -777,7 +758,6 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "server-in-a-missing-folder": (serves(people=WELL),),
     "missing-cassette": (sets(servers__cassette_mode="record"),),
     "cassette-in-a-missing-folder": (lambda patient, _: (patient.folder / "gone").mkdir(),),
-    "missing-pins": (removes("servers.pins"), pins_again),
     "outputs-that-are-a-file": (sets(training__outputs="outputs"),),
     "server-that-dies-at-start": (serves(people=WELL),),
     "server-that-hangs-at-start": (serves(people=WELL),),
@@ -797,8 +777,6 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
     "tool-that-returns-nothing": (serves(people=WELL), DENIED),
     "tool-that-returns-only-an-image": (serves(people=WELL), DENIED),
     "tool-that-returns-an-error-as-a-success": (serves(people=WELL),),
-    "description-that-changed-since-it-was-pinned": (pins_again,),
-    "server-that-was-never-pinned": (pins_again,),
     "missing-task-file": (sets(tasks__train="train.jsonl"),),
     "bad-row": (task_has(1, anwser=None, answer="Lima"),),
     "duplicate-ids": (task_has(1, id="hiro"),),
@@ -858,7 +836,7 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
         serves(shown={"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer key"}}),
         serves(shown=server(tool("other"))),
     ),
-    "tracker-that-is-down": (sets(tracking__opentelemetry=None),),
+    "tracker-that-is-down": (sets(tracking__weave=None),),
 }
 
 # Faults of the audit against the user's documents: "doctor says ready and should not", and sick results.
@@ -926,7 +904,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "E-TOOL-009": (
         "tools/test_cassette.py::test_following_the_advice_about_a_cassette_makes_it_usable",
         "tools/test_cassette.py::test_a_cassette_is_usable_once_no_other_process_locks_it",
-        "tools/test_recordings.py::test_following_the_advice_about_recorded_files_makes_them_readable",
+        "synthesis/test_recordings.py::test_following_the_advice_about_recorded_files_makes_them_readable",
     ),
     "E-CHAT-001": ("checks/doctor/test_faults_of_models.py::test_a_template_that_rewrites_history_is_found",),
     "E-CHAT-002": (
@@ -948,11 +926,12 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "E-LEARN-004": ("learning/test_update_edges.py::test_a_model_with_windows_learns_without_shared_prefixes",),
     **dict.fromkeys(("E-RUN-001", "E-RUN-002", "E-RUN-003", "E-RUN-004"), (_RESUMED,)),
 }
-OUTSIDE = "what has to be repaired is outside of mcprl: a server, a machine, a network"
+OUTSIDE = "what has to be repaired is outside of mcprl: a server, an agent, a machine, a network"
 OURS = "it is a fault of mcprl, and the advice is to report it"
 NOT_FOLLOWED = {
     **dict.fromkeys(("E-TOOL-013", "E-TOOL-014", "E-TOOL-015", "E-SAND-001", "E-SAND-010", "E-SAMP-010"), OUTSIDE),
     **dict.fromkeys(("E-SAMP-011", "E-EPIS-010", "E-EPIS-011", "E-EPIS-012", "E-EPIS-014", "E-LEARN-010"), OUTSIDE),
+    **dict.fromkeys(("E-TOOL-006", "E-AGENT-010", "E-AGENT-011", "E-AGENT-012", "E-AGENT-013"), OUTSIDE),
     **dict.fromkeys(("E-ENG-010", "E-ENG-011", "E-WORK-010", "E-WORK-011", "E-RUN-011"), OUTSIDE),
     **dict.fromkeys(("E-SAMP-001", "E-SAMP-002", "E-LEARN-001"), OURS),
 }
@@ -1075,12 +1054,3 @@ def copied_model(patient: Patient):
     folder = shutil.copytree(patient.settings["model"]["path"], patient.folder / "model")
     patient.set("model.path", "./model")
     return folder
-
-
-def pin(patient: Patient, name: str, description: str) -> None:
-    listed = tool("find_person", description)
-    definition = ToolDefinition(
-        name="find_person", description=description, parameters=listed["inputSchema"], read_only=True
-    )
-    write_pins(patient.folder / "pins.json", {name: ("1", [definition])})
-    patient.set("servers.pins", "pins.json")

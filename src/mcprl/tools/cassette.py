@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from mcprl.bounds import MAX_CASSETTE_STEPS, MAX_CASSETTE_VALUE_BYTES, decode_json
 from mcprl.errors import CassetteError
 from mcprl.files import canonical_json
 from mcprl.secrets import SECRETS
-from mcprl.tools.catalog import StoredTool, ToolDefinition
+from mcprl.tools.catalog import ToolDefinition
 
 ANY_VERSION = ""
 """Marks recordings whose server version is unknown, as in old logs. They match every version."""
@@ -180,7 +180,11 @@ class Cassette:
                 entries = _ENTRIES.validate_python(decode_json(text)[0])
             except (ValueError, TypeError) as error:
                 raise _damaged(self.path, f"the tools of server {server!r} are unreadable: {error}") from error
-            yield server, version, [(entry.definition(), entry.fingerprint) for entry in entries]
+            yield (
+                server,
+                version,
+                [(ToolDefinition(**entry.model_dump(exclude={"fingerprint"})), entry.fingerprint) for entry in entries],
+            )
 
     def recordings(self) -> Iterator[Recording]:
         """Yield every recording, sorted by server, tool and arguments; different answers to a call are oldest first."""
@@ -318,7 +322,16 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     return connect("mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1")
 
 
-class _Entry(StoredTool):
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    output_schema: dict[str, Any] | None
+    read_only: bool
+    idempotent: bool
+    episodic: bool
     fingerprint: str
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from mcprl.files import canonical_json
 from mcprl.secrets import SECRETS
 from mcprl.tools.arguments import JSON_TYPES, ArgumentCheck
-from mcprl.tools.cassettes.cassette import ANY_VERSION, Cassette
-from mcprl.tools.cassettes.recordings import ListedTool, RecordedCall, Recordings
+from mcprl.tools.cassette import ANY_VERSION, Cassette
 from mcprl.tools.catalog import SEARCHED_CHARS, ToolDefinition, resolve_arguments
+from mcprl_synthesis.recordings import ListedTool, RecordedCall, Recordings
 
 DEFAULT_SERVER = "recorded"
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mcprl.conversations import answers_in, calls_in
 from mcprl.errors import CassetteError
-from mcprl.tools.cassettes.importing import infer_definition
-from mcprl.tools.cassettes.recordings import read_recordings, tools_in_prompt
+from mcprl_synthesis.importing import infer_definition
+from mcprl_synthesis.recordings import read_recordings, tools_in_prompt
 from processor_time import least_s
 
 ROOT = Path(__file__).parents[3]
@@ -203,21 +203,6 @@ def test_rows_messages_and_lines_that_are_none_are_named(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("content", ["no json at all", "[1, 2", b"\xff\xfe\x00"])
-def test_a_file_of_something_else_is_an_error_with_a_fix(tmp_path, content):
-    path = tmp_path / "log.json"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(CassetteError) as caught:
-        read_recordings([path])
-    assert str(path) in caught.value.what
-    assert "recorded conversations" in caught.value.fix
-
-
-def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(CassetteError, match="cannot be read"):
-        read_recordings([tmp_path / "nothing.json"])
-
-
 @given(st.lists(st.tuples(NAMES, ARGUMENTS, TEXTS), min_size=1, max_size=4))
 def test_whatever_was_called_and_answered_is_read_back(exchanges):
     calls = calls_in(assistant(*((name, given) for name, given, _ in exchanges)))
@@ -315,15 +300,19 @@ def test_every_call_of_the_real_logs_is_read(name, calls):
 
 
 @pytest.mark.parametrize(
-    ("text", "advice"),
-    [("{", "a JSON list of rows, or one row per line"), (None, "pass files of recorded conversations")],
+    ("content", "advice"),
+    [
+        *((text, "a JSON list of rows, or one row per line") for text in (b"{", b"no JSON", b"[1, 2")),
+        *((content, "pass files of recorded conversations") for content in (b"\xff\xfe\x00", None)),
+    ],
 )
-def test_following_the_advice_about_recorded_files_makes_them_readable(tmp_path, text, advice):
+def test_following_the_advice_about_recorded_files_makes_them_readable(tmp_path, content, advice):
     path = tmp_path / "log.json"
-    if text is not None:
-        path.write_text(text)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(CassetteError) as caught:
         read_recordings([path])
+    assert str(path) in caught.value.what
     assert advice in caught.value.fix
     path.write_text(json.dumps([{"messages": [assistant(("now", {})), tool({"content": "12:00"})]}]))
     assert [call.text for call in read_recordings([path]).calls] == ["12:00"]

@@ -23,7 +23,6 @@ from mcprl.errors import TaskFileError
 from mcprl.goals import Goal
 from mcprl.records import Message, Solution, Task
 from mcprl.scaffold import DEFAULT_MODEL, locate_model, require_empty, run_name, with_model
-from mcprl.scaffold.derived_checks import REWARDS, Call, Conversation, Corpus, Derived, derive
 from mcprl.secrets import SECRETS
 from mcprl.servers import make_server
 from mcprl.tasks.files import Row, TaskEntry, with_own_ids, write_tasks
@@ -31,14 +30,16 @@ from mcprl.tasks.formats import digest, is_skyrl_row, task_of_row
 from mcprl.tasks.validation import alias_settings, drift_of, normalised_question
 from mcprl.tools import Cassette, ServerSpec, Tool, Toolbox, ToolDefinition
 from mcprl.tools.arguments import ArgumentCheck
-from mcprl.tools.cassettes.importing import (
+from mcprl.tools.catalog import resolve_arguments
+from mcprl_synthesis.derived_checks import REWARDS, Call, Conversation, Corpus, Derived, derive
+from mcprl_synthesis.importing import (
     DEFAULT_SERVER,
     ImportRules,
     import_recordings,
     tells_of_an_error,
     tool_definitions,
 )
-from mcprl.tools.cassettes.recordings import (
+from mcprl_synthesis.recordings import (
     ListedTool,
     Place,
     Recordings,
@@ -48,7 +49,6 @@ from mcprl.tools.cassettes.recordings import (
     rows_of,
     tools_in_prompt,
 )
-from mcprl.tools.catalog import resolve_arguments
 
 _STAND_INS: Final = ("fmp", "polygon", "tavily", "slack", "python")
 _WORLD: Final = 7

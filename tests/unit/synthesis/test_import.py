@@ -14,11 +14,11 @@ import pytest
 from mcprl.errors import BadValueError, TaskFileError
 from mcprl.goals import Contains, ExpectedCall, Goal, HasNumber, MeetsSome
 from mcprl.recipe import load_recipe
-from mcprl.scaffold import recorded
-from mcprl.scaffold.derived_checks import CHEAP, REWARDS, Call, Conversation, Corpus, derive, reward
-from mcprl.scaffold.recorded import ImportedProject, ImportedRow, import_project
 from mcprl.tasks import load_tasks
 from mcprl.tools import Cassette, ToolDefinition
+from mcprl_synthesis import recorded
+from mcprl_synthesis.derived_checks import CHEAP, REWARDS, Call, Conversation, Corpus, derive, reward
+from mcprl_synthesis.recorded import ImportedProject, ImportedRow, import_project
 from shipped_tools import SHIPPED_TOOLS
 
 ROOT = Path(__file__).parents[3]

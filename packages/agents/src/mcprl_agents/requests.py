@@ -1,0 +1,203 @@
+"""Reads requests of OpenAI's two APIs into one form, in which unedited messages are equal.
+
+It is not an edit if an SDK sends a message back in another form: null for "", a text as a list of parts, the order and
+the spaces of the JSON of arguments. Sampling settings are the run's: those in a request are noted in `overridden`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+# Fields that change nothing here, or are read below. Every other field asks for something that the run decides.
+_READ = frozenset({"model", "messages", "input", "instructions", "tools", "tool_choice", "stream", "stream_options"})
+_WITHOUT_EFFECT = frozenset(
+    {"parallel_tool_calls", "user", "store", "metadata", "include", "previous_response_id", "safety_identifier"}
+    | {"prompt_cache_key", "service_tier", "background", "n", "truncation"}
+)
+
+
+class RefusedError(Exception):
+    """A request that cannot be answered, with the status and the code that SDKs know."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call in an assistant message. `arguments` is the text as it was sent."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message: Said("tool", "Ana: Lima", call_id="call_0_0")."""
+
+    role: str
+    text: str
+    calls: tuple[Asked, ...] = ()
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request for one turn. `tools` is JSON, so that requests can be compared."""
+
+    api: Literal["chat", "responses"]
+    model: str
+    said: tuple[Said, ...]
+    tools: str
+    calls_allowed: bool
+    stream: bool
+    streams_usage: bool
+    overridden: tuple[str, ...]
+
+    @property
+    def specs(self) -> list[dict[str, Any]]:
+        return json.loads(self.tools)
+
+
+def read_chat(given: Any) -> Request:
+    """Read a request to /v1/chat/completions."""
+    body = _object(given)
+    said = [_chat_message(_object(message)) for message in _list(body.get("messages"))]
+    if body.get("n") not in (None, 1):
+        raise RefusedError("n must be 1: an episode has one answer to each request")
+    return _request("chat", body, said, [_object(tool.get("function")) for tool in _function_tools(body)])
+
+
+def read_responses(given: Any, items: Mapping[str, Said], earlier: Mapping[str, Sequence[Said]]) -> Request:
+    """Read a request to /v1/responses. `items` are the parts of earlier answers by id, `earlier` the conversations."""
+    body = _object(given)
+    before: Any = body.get("previous_response_id")
+    if before is not None and before not in earlier:
+        raise RefusedError(f"this episode has no response {before}", status=404, code="previous_response_not_found")
+    said = list(earlier[before]) if before is not None else []
+    if isinstance(text := body.get("instructions"), str) and text:
+        said = [Said("system", text), *(one for one in said if one.role != "system")]
+    asked: Any = body.get("input", ())
+    entries = [{"role": "user", "content": asked}] if isinstance(asked, str) else _list(asked)
+    for entry in map(_object, entries):
+        one = _item(entry, items)
+        if one is not None and one.role == "assistant" and said and said[-1].role == "assistant":
+            # A turn is several items: its text, then its calls.
+            last = said.pop()
+            one = replace(last, text=last.text or one.text, calls=(*last.calls, *one.calls))
+        if one is not None:
+            said.append(one)
+    return _request("responses", body, said, _function_tools(body))
+
+
+def _request(
+    api: Literal["chat", "responses"], body: Mapping[str, Any], said: Sequence[Said], tools: Sequence[Mapping[str, Any]]
+) -> Request:
+    if not said or said[-1].role == "assistant":
+        raise RefusedError("the last message must be from the user or a tool")
+    choice: Any = body.get("tool_choice")
+    options: Any = body.get("stream_options") or {}
+    known = {name for name, value in body.items() if value is not None} - _READ - _WITHOUT_EFFECT
+    if choice not in (None, "auto", "none"):
+        known.add("tool_choice")
+    defaults: dict[str, Any] = {"name": "", "description": "", "parameters": {}}
+    specs = [{name: tool.get(name) or value for name, value in defaults.items()} for tool in tools]
+    return Request(
+        api=api,
+        model=str(body.get("model", "")),
+        said=tuple(said),
+        tools=json.dumps(specs),
+        calls_allowed=choice != "none",
+        stream=body.get("stream") is True,
+        streams_usage=isinstance(options, Mapping) and cast("Mapping[str, Any]", options).get("include_usage") is True,
+        overridden=tuple(sorted(known)),
+    )
+
+
+def _chat_message(message: Mapping[str, Any]) -> Said:
+    role = _role(message)
+    calls = [_object(call) for call in _list(message.get("tool_calls") or ())] if role == "assistant" else []
+    asked = [(str(call.get("id") or ""), _object(call.get("function"))) for call in calls]
+    return Said(
+        role,
+        _text(message.get("content")),
+        tuple(Asked(own, str(f.get("name")), _written(f.get("arguments"))) for own, f in asked),
+        str(message.get("tool_call_id") or "") if role == "tool" else None,
+    )
+
+
+def _item(item: Mapping[str, Any], items: Mapping[str, Said]) -> Said | None:
+    kind: Any = item.get("type", "message")
+    match kind:
+        case "message":
+            return Said(_role(item), _text(item.get("content")))
+        case "function_call":
+            name, arguments = str(item.get("name")), _written(item.get("arguments"))
+            return Said("assistant", "", (Asked(str(item.get("call_id")), name, arguments),))
+        case "function_call_output":
+            return Said("tool", _text(item.get("output")), call_id=str(item.get("call_id")))
+        case "item_reference":
+            if item.get("id") not in items:
+                raise RefusedError(f"this episode has no item {item.get('id')}", status=404, code="not_found")
+            return items[str(item.get("id"))]
+        case "reasoning":
+            return None
+        case _:
+            raise RefusedError(f"input items of type {kind} are not supported")
+
+
+def _role(message: Mapping[str, Any]) -> str:
+    role: Any = message.get("role")
+    role = "system" if role == "developer" else role
+    if role not in ("system", "user", "assistant", "tool"):
+        raise RefusedError(f"messages of role {role!r} are not supported")
+    return role
+
+
+def _function_tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    tools = [_object(tool) for tool in _list(body.get("tools") or ())]
+    if any(tool.get("type") != "function" for tool in tools):
+        raise RefusedError("only tools of type function are supported")
+    return tools
+
+
+def canonical(arguments: str) -> str:
+    """Return the arguments of a call in a form in which equal arguments are equal."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _written(arguments: Any) -> str:
+    """Return arguments as text. No text means no arguments."""
+    return arguments or "{}" if isinstance(arguments, str | None) else json.dumps(arguments)
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts: list[str] = []
+    for part in map(_object, _list(content)):
+        text: Any = part.get("text", part.get("refusal"))
+        if not isinstance(text, str):
+            raise RefusedError(f"contents of type {part.get('type')!r} are not supported: this model reads text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RefusedError("the request is not an object, or has something else where an object belongs")
+    return cast("dict[str, Any]", value)
+
+
+def _list(value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise RefusedError("the request has something else where a list belongs")
+    return cast("Sequence[Any]", value)

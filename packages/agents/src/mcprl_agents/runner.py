@@ -1,0 +1,188 @@
+"""Plays episodes with an agent: starts its program, and decides how the episode ended and who is to blame.
+
+    exit code 0, and text on stdout or in the last turn     ANSWERED
+    a turn too many, a prompt too long, the deadline        TURN_LIMIT, CONTEXT_LIMIT, DEADLINE
+    no answer, after a mistake of the policy                AGENT_ENDED
+    an error for no such reason, no call, no end            AgentError: the episode is played again
+
+Agents leave with an error because the policy named an unknown tool, so an exit code alone says nothing. An agent that
+keeps failing at one episode (TRIALS times) and has finished others fails because of what the policy says there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mcprl.config import RunConfig
+from mcprl.episodes.environment import Environment
+from mcprl.episodes.loop import TRIALS, EpisodeRunner, LiveEpisode, end_at_deadline
+from mcprl.errors import (
+    AgentError,
+    AgentFailedError,
+    AgentHungError,
+    AgentSilentError,
+    BadValueError,
+    EpisodeDeadlineError,
+    InfrastructureError,
+)
+from mcprl.records import FinishReason, StopReason, Task
+from mcprl_agents.gateway import Gateway
+from mcprl_agents.process import Program, started, task_json
+from mcprl_agents.session import Sampled, Session
+
+_READ_LOG = "read logs/agent.log in the run's folder, and correct the agent"
+
+
+@dataclass(slots=True)
+class _AgentEpisode(LiveEpisode):
+    """An episode with its session. `waited`: when its agent was ended, it waited for a turn or a tool."""
+
+    session: Session | None = None
+    waited: bool = False
+
+
+@asynccontextmanager
+async def open_agents(tasks: Sequence[Task], logs: Path) -> AsyncGenerator[Callable[..., EpisodeRunner]]:
+    """Open the server that agents connect to, and return what makes the runner of their episodes."""
+    for task in tasks:
+        if task.follow_ups or task.user is not None:
+            raise BadValueError(
+                f"task {task.id} has further user messages, but an agent gets its task once",
+                fix="remove the task, or episodes.agent",
+            )
+    async with Gateway().open() as gateway:
+        yield partial(AgentRunner, gateway=gateway, log=logs / "agent.log")
+
+
+class AgentRunner(EpisodeRunner):
+    """Runs episodes with the program in `episodes.agent`. Everything but the turns is that of `EpisodeRunner`."""
+
+    live = _AgentEpisode
+
+    def __init__(self, config: RunConfig, *, gateway: Gateway, log: Path, **parts: Any) -> None:
+        super().__init__(config, **parts)
+        self._gateway = gateway
+        self._log = log
+        self._finished = 0
+
+    async def _offer(self, episode: LiveEpisode, tools: list[dict[str, Any]]) -> None:
+        episode.tools = tools  # each request has its own tools, and so its own grammar
+
+    async def _add_prompt(self, episode: LiveEpisode, environment: Environment) -> bool:
+        return True  # the agent makes it
+
+    async def _play(self, episode: LiveEpisode, environment: Environment) -> StopReason:
+        assert isinstance(episode, _AgentEpisode)
+        agent = self._config.episodes.agent
+        assert agent is not None
+        sample = partial(self._sampled, episode)
+        session = episode.session = Session(self._config, self._chat, episode, environment, sample)
+        given = task_json(episode.task, environment.messages, self._config.name)
+        try:
+            with self._gateway.serve(session) as token:
+                url = f"{self._gateway.address}/{token}"
+                starting = started(agent.command, given, url=url, token=token, log=self._log, on_error=session.fail)
+                async with starting as program:
+                    return await self._played(episode, session, environment, program)
+        except InfrastructureError as error:
+            self._note(session, environment, all_but_faulty=not isinstance(error, AgentError))
+            raise
+        finally:
+            await session.close()
+
+    async def _played(
+        self, episode: _AgentEpisode, session: Session, environment: Environment, program: Program
+    ) -> StopReason:
+        """Wait for the end of the agent or of the episode, and score it."""
+        ending = asyncio.create_task(program.process.wait())
+        try:
+            await asyncio.wait({ending, session.ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
+            episode.waited = session.in_flight > 0
+        if session.ended.done():
+            stop, answer = session.ended.result(), None
+        else:
+            stop, answer = self._ended(episode, session, program)
+        self._note(session, environment)
+        if session.actions:
+            await environment.end(stop, answer)
+        return stop
+
+    def _ended(self, episode: _AgentEpisode, session: Session, program: Program) -> tuple[StopReason, str | None]:
+        """Return the reason why an agent ended by itself, and its answer. Raises AgentError if it is to blame."""
+        code, last = program.process.exit_code, session.actions[-1] if session.actions else None
+        if session.is_full:
+            return StopReason.CONTEXT_LIMIT, None
+        if last is None and code == 0:
+            raise AgentSilentError(
+                f"the agent ended without calling the model{program.last_words}",
+                fix="let it use the base URL in OPENAI_BASE_URL and the key in OPENAI_API_KEY",
+            )
+        if code == 0 and last is not None:
+            self._finished += 1
+            answer = program.answer or ("" if last.calls else last.prose)
+            if last.finish is FinishReason.LENGTH and not last.calls:
+                return StopReason.CUT_BY_LENGTH, None
+            return (StopReason.ANSWERED, answer) if answer else (StopReason.AGENT_ENDED, None)
+        if last is not None and (session.ends_in_a_mistake or self._is_caused(episode)):
+            return StopReason.AGENT_ENDED, None
+        when = f"after {len(session.actions)} turns" if last else "before it called the model"
+        how = f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
+        raise AgentFailedError(f"the agent ended with {how} {when}{program.last_words}", fix=_READ_LOG)
+
+    def _is_caused(self, episode: _AgentEpisode) -> bool:
+        """Whether the agent fails at this episode only: its turns have the same seeds in each attempt."""
+        return episode.attempt + 1 >= TRIALS and self._finished > 0
+
+    def _note(self, session: Session, environment: Environment, *, all_but_faulty: bool = False) -> None:
+        """Append the turns to the environment; not the last one, if a call of it made a server fail."""
+        if environment.turns:
+            return  # the episode was already over
+        last = len(session.actions) - 1
+        for turn, action in enumerate(session.actions):
+            if not (all_but_faulty and turn == last == session.faulty_turn):
+                environment.note(action, session.observations(turn))
+                self._reproduction.note(environment.turns[-1])
+
+    async def _end_late(self, episode: LiveEpisode, task: Task) -> StopReason:
+        assert isinstance(episode, _AgentEpisode)
+        session, environment, deadline_s = episode.session, episode.environment, self._config.episodes.deadline_s
+        if session is None or environment is None or not session.actions:
+            environment, waited_s = None, deadline_s
+        else:
+            self._note(session, environment)
+            waited_s = time.monotonic() - session.last_event_s
+        what = f"the agent did nothing for {waited_s:.3g} s, until the deadline of the episode"
+        late: InfrastructureError = AgentHungError(what, fix=_READ_LOG)
+        if session is None or episode.waited:
+            late = EpisodeDeadlineError(
+                f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, of which it "
+                f"spent {waited_s:.3g} s waiting for a single answer",
+                fix="find out whether a tool server or the sampler is slow, or raise episodes.deadline_s",
+            )
+        elif self._is_caused(episode):
+            waited_s = 0.0
+        await end_at_deadline(environment, played_s=deadline_s - waited_s, deadline_s=deadline_s, late=late)
+        return StopReason.DEADLINE
+
+    async def _sampled(self, episode: LiveEpisode, ids: tuple[int, ...], tools: str, number: int) -> Sampled:
+        grammar = None
+        if self._grammars is not None:
+            grammar = await asyncio.to_thread(self._grammars.grammar_of, json.loads(tools))
+        completion = await self._sampler.sample(self._request(ids, grammar, (*episode.seed_path, number)))
+        forced, fixed = await self._choices(grammar, completion)
+        return completion, forced, fixed, grammar
+
+    def _tokens_of(self, episode: LiveEpisode, turns: int) -> dict[str, Any]:
+        assert isinstance(episode, _AgentEpisode)
+        assert episode.session is not None
+        return super()._tokens_of(episode, turns) | {"forks": tuple(episode.session.tree.forks)}

@@ -1,1 +1,0 @@
-"""Recorded tool calls: the cassette file, and the import of recorded conversations into a cassette."""

@@ -1,0 +1,72 @@
+"""Episodes that a program plays: the same tokens as our own loop, and faults with an owner."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from staged_episodes import FunctionTools, RecordingSampler, make_config, make_task
+
+from mcprl.episodes import EpisodeRunner
+from mcprl.episodes.stage import open_stage
+from mcprl.progress import Silent
+from mcprl.recipe import load_recipe
+from mcprl.records import StopReason, Trajectory
+from mcprl.tasks import load_tasks
+
+ROOT = Path(__file__).resolve().parents[3]
+HELLO_AGENT = Path(__file__).with_name("hello_agent.py")
+
+END = "<|im_end|>"
+
+
+def calling(name: str, **arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("options", [(), ("--stream",)])
+async def test_an_agent_of_forty_lines_leaves_the_record_of_our_own_loop(options, agent_stage, chat, encode):
+    said = (calling("echo", text="blue"), calling("echo", text="café"), f"It is blue.{END}")
+    own_sampler = RecordingSampler(encode, said)
+    tools = FunctionTools(echo=lambda text: text)
+    own = EpisodeRunner(make_config(), chat=chat, sampler=own_sampler, leases=tools, preamble=())
+    true = await own.run(make_task(answer="blue"), step=2, member=3, attempt=0)
+    async with agent_stage((sys.executable, str(HELLO_AGENT), *options), *said) as (runner, sampler):
+        made = await runner.run(make_task(answer="blue"), step=2, member=3, attempt=0)
+    assert true.stop is StopReason.ANSWERED
+    assert [request.seed for request in sampler.requests] == [request.seed for request in own_sampler.requests]
+    assert replace(made, duration_s=0.0) == replace(true, duration_s=0.0)
+
+
+@pytest.mark.process
+@pytest.mark.full
+@pytest.mark.parametrize("options", [(), ("--stream",)])
+async def test_hello_has_the_ids_and_logprobs_of_our_own_loop_bit_for_bit(options, tiny_qwen3, tmp_path):
+    """With the transformers sampler, the grammar, few-shot messages and two servers; only the durations differ."""
+    command = [sys.executable, str(HELLO_AGENT), *options]
+    made: dict[bool, list[Trajectory]] = {}
+    for with_agent in (False, True):
+        config = load_recipe(
+            ROOT / "recipes" / "hello-cpu.yaml",
+            [
+                f"model.path={tiny_qwen3}",
+                "algorithm.warm_start.weight=0",
+                "engine=transformers",
+                *([f"episodes.agent.command={json.dumps(command)}"] if with_agent else []),
+            ],
+        )
+        tasks = load_tasks(config.tasks.train)[:2]
+        async with open_stage(config, tasks, Silent(), logs=tmp_path / f"logs-{with_agent}") as stage:
+            made[with_agent] = [
+                replace(await stage.runner.run(task, step=0, member=member, attempt=0), duration_s=0.0)
+                for task in tasks
+                for member in range(2)
+            ]
+    for true, found in zip(made[False], made[True], strict=True):
+        assert (found.token_ids, found.logprobs, found.forced) == (true.token_ids, true.logprobs, true.forced)
+        assert (found.stop, found.reward, found.forks) == (true.stop, true.reward, ())
+    assert any(turn.observations for t in made[True] for turn in t.turns)
