@@ -153,7 +153,8 @@ def synthesize(folder: Path, servers: Path, hints: Path | None, count: int) -> d
     command = [sys.executable, "-m", "mcprl", "tasks", "synthesize", *words]
     made = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     if made.returncode:
-        return {"tasks": 0, "error": " ".join(made.stderr.split()).replace(str(folder.parent), "FOLDER")}
+        last = made.stderr.strip().rpartition("\n" if "Traceback" in made.stderr else "mcprl: ")[2]
+        return {"tasks": 0, "error": " ".join(last.split()).replace(str(folder.parent), "FOLDER")}
     report = json.loads((folder / "report.json").read_text())
     recount = [sys.executable, str(ROOT / "bench" / "synthesis.py"), "--servers", str(servers), "--tasks", str(folder)]
     shown = subprocess.run([*recount, *given], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True)
