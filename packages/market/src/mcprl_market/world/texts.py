@@ -40,23 +40,12 @@ def slug(text: str) -> str:
 
 EXPLAINERS: Sequence[tuple[str, str]] = WORDS["explainers"]
 OTHER_PAGES: Sequence[tuple[str, str]] = WORDS["other_pages"]
+PUBLISHERS: Sequence[str] = WORDS["publishers"]
+AIMS: Sequence[str] = WORDS["aims"]
+HOPES: Sequence[str] = WORDS["hopes"]
 
 _NEWS_DAYS = trading_days(TODAY - timedelta(days=60), TODAY)
 _NUM_WRAPS = 10
-_PUBLISHERS = ("Harbor Wire", "Ledger Daily", "Northgate Journal", "Tape and Ticker", "Quarter Post")
-_AIMS = (
-    "cut delivery times",
-    "lower costs for customers",
-    "reach smaller customers",
-    "raise output by the end of the year",
-)
-_HOPES = (
-    "demand is steady and the order book is full into next year",
-    "we will invest before we hire",
-    "customers ask for fewer suppliers and longer contracts",
-    "our next step is to grow outside our home market",
-    "we would rather be late than wrong with a new product",
-)
 
 
 def make_articles(ledger: Ledger) -> list[Article]:
@@ -79,7 +68,7 @@ def make_articles(ledger: Ledger) -> list[Article]:
 
 
 def _article(draws: Draws, title: str, text: str, published: datetime, *symbols: str) -> Article:
-    publisher = draws.choice(_PUBLISHERS)
+    publisher = draws.choice(PUBLISHERS)
     return Article(
         title=title,
         text=text,
@@ -147,13 +136,13 @@ def _product(draws: Draws, business: Business) -> Article:
     title = f"{business.short_name} invests in {product}"
     text = (
         f"{business.named}, based in {business.company.city}, will invest in {product} for {business.customers}. The "
-        f"aim is to {draws.choice(_AIMS)}. The company has {business.company.employees:,} employees."
+        f"aim is to {draws.choice(AIMS)}. The company has {business.company.employees:,} employees."
     )
     return _article(draws, title, text, _some_time(draws), business.company.symbol)
 
 
 def _interview(draws: Draws, business: Business) -> Article:
-    company, hope = business.company, draws.choice(_HOPES)
+    company, hope = business.company, draws.choice(HOPES)
     title = f"{business.short_name} CEO {company.ceo}: {hope}"
     text = (
         f"{company.ceo}, chief executive officer of {business.named}, said in an interview: "
