@@ -224,20 +224,18 @@ class OfflineFmp:
 
 
 def quote_text(found: Quote) -> str:
-    lines = [f"**{found.symbol} - {found.name}**" if found.name else f"**{found.symbol}**"]
-    lines += [f"Price: {money(found.price)}", f"Change: {money(found.change)} ({percent(found.change_percent)})"]
-    lines.append(f"Previous Close: {money(found.previous_close)}")
-    if found.open is not None:
-        lines.append(f"Open: {money(found.open)}")
-    if found.day_low is not None and found.day_high is not None:
-        lines.append(f"Day Range: {money(found.day_low)} - {money(found.day_high)}")
-    if found.volume is not None:
-        lines.append(f"Volume: {whole(found.volume)}")
-    if found.market_cap is not None:
-        lines.append(f"Market Cap: ${whole(found.market_cap)}")
-    if found.pe is not None:
-        lines.append(f"P/E Ratio: {found.pe:.2f}")
-    return "\n".join(lines)
+    low, high = found.day_low, found.day_high
+    fields = {
+        "Price": money(found.price),
+        "Change": f"{money(found.change)} ({percent(found.change_percent)})",
+        "Previous Close": money(found.previous_close),
+        "Open": "" if found.open is None else money(found.open),
+        "Day Range": "" if low is None or high is None else f"{money(low)} - {money(high)}",
+        "Volume": "" if found.volume is None else whole(found.volume),
+        "Market Cap": "" if found.market_cap is None else f"${whole(found.market_cap)}",
+        "P/E Ratio": "" if found.pe is None else f"{found.pe:.2f}",
+    }
+    return labelled(f"{found.symbol} - {found.name}" if found.name else found.symbol, fields)
 
 
 def profile_text(found: Profile) -> str:

@@ -93,7 +93,7 @@ def _make_industry(name: str, surnames: Sequence[str], products: Sequence[str], 
 
 
 SECTORS = tuple(
-    Sector(**{**sector, "industries": tuple(_make_industry(**each) for each in sector["industries"])})
+    Sector(**(sector | {"industries": tuple(_make_industry(**each) for each in sector["industries"])}))
     for sector in WORDS["sectors"]
 )
 
