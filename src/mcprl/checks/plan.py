@@ -433,11 +433,7 @@ def make_plan(
 
 
 def _amounts(
-    config: RunConfig,
-    shape: EpisodeShape,
-    servers: Mapping[str, ServerSettings],
-    constants: Constants,
-    step_s: float,
+    config: RunConfig, shape: EpisodeShape, servers: Mapping[str, ServerSettings], constants: Constants, step_s: float
 ) -> Amounts:
     episodes, _, _ = _counts(config)
     prices = [settings.budget.usd_per_call for settings in servers.values()]

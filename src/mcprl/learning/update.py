@@ -35,15 +35,7 @@ from mcprl.learning.algorithms.batches import require_sound_advantages
 from mcprl.learning.algorithms.objective import Scores, policy_outcome, require_sound_loss
 from mcprl.learning.learner import in_torch_thread
 from mcprl.learning.metrics import Seen, UpdateMetrics
-from mcprl.learning.packing import (
-    Example,
-    Pack,
-    Packer,
-    first_non_finite,
-    make_examples,
-    plain_examples,
-    scored_tokens,
-)
+from mcprl.learning.packing import Example, Pack, Packer, first_non_finite, make_examples, plain_examples, scored_tokens
 from mcprl.learning.process_group import ProcessGroup
 from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 from mcprl.seeds import derive_seed

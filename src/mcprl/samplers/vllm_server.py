@@ -106,8 +106,7 @@ def _reported_versions(choice: Any) -> tuple[int, ...]:
             versions += [number] * (span["end"] - span["start"])
     if len(versions) != len(choice["token_ids"]):
         raise SamplerLostError(
-            f"vLLM does not report which weights sampled each token: {choice['weight_versions']}",
-            fix="use vLLM 0.32",
+            f"vLLM does not report which weights sampled each token: {choice['weight_versions']}", fix="use vLLM 0.32"
         )
     return tuple(versions)
 
@@ -502,9 +501,7 @@ class SupervisedVllm:
     MAX_RESTARTS: ClassVar = 3
 
     def __init__(
-        self,
-        start: Callable[[], Awaitable[VllmProcess]],
-        put_weights: Callable[[VllmProcess], Awaitable[None]],
+        self, start: Callable[[], Awaitable[VllmProcess]], put_weights: Callable[[VllmProcess], Awaitable[None]]
     ) -> None:
         self._start = start
         self._put_weights = put_weights

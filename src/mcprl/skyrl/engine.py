@@ -203,12 +203,7 @@ class SkyrlEngine:
                 fix="report this bug in mcprl",
             )
         drawn = await self._asked.sample(
-            self._sampler,
-            prompt_ids,
-            max_tokens=max_tokens,
-            stop=stop,
-            temperature=temperature,
-            seed=seed & _SEED_MASK,
+            self._sampler, prompt_ids, max_tokens=max_tokens, stop=stop, temperature=temperature, seed=seed & _SEED_MASK
         )
         return drawn, version
 

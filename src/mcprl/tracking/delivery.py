@@ -222,12 +222,7 @@ _NAMES = {"wandb": "W&B", "weave": "Weave", "tensorboard": "TensorBoard", "track
 _REMEDY = {"wandb": "; to send the rest, run `wandb sync` on the run's wandb folder"}
 
 # Tracker → the module that it needs, from the extra of the same name.
-_MODULES = {
-    "wandb": "wandb",
-    "weave": "weave",
-    "tensorboard": "tensorboard",
-    "tracker": "mcprl",
-}
+_MODULES = {"wandb": "wandb", "weave": "weave", "tensorboard": "tensorboard", "tracker": "mcprl"}
 # Tracker → prefixes of the environment variables that its library reads itself, including keys.
 _VARIABLES = {
     "wandb": ("WANDB_",),

@@ -272,13 +272,8 @@ def _episodes(run: OpenRun, request: Request) -> dict[str, Any]:
     wanted, page = Filter.of(request.query_params), Page.of(request.query_params)
     run.index.refresh()
     found = run.index.find(wanted, page)
-    return {
-        "total": found.total,
-        "rows": found.rows,
-        "pending": found.pending,
-        "problems": run.index.problems,
-        "took_ms": _since_ms(started),
-    }
+    answer = {"total": found.total, "rows": found.rows, "pending": found.pending}
+    return answer | {"problems": run.index.problems, "took_ms": _since_ms(started)}
 
 
 def _since_ms(started: float) -> float:
@@ -354,10 +349,8 @@ def _listen(port: int) -> socket.socket:
         listening.bind((_LOOPBACK, port))
     except (OSError, OverflowError) as error:
         listening.close()
-        raise BadValueError(
-            f"port {port} of {_LOOPBACK} cannot be used: {error}",
-            fix="choose another --port, or omit it to use a free one",
-        ) from error
+        what = f"port {port} of {_LOOPBACK} cannot be used: {error}"
+        raise BadValueError(what, fix="choose another --port, or omit it to use a free one") from error
     return listening
 
 

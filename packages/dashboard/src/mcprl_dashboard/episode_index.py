@@ -158,11 +158,7 @@ class LiveEpisodes:
         if trajectory is None:
             return None
         fields = asdict(trajectory)
-        return fields | {
-            "turns": json.dumps(fields["turns"]),
-            "reward_parts": json.dumps(fields["reward_parts"]),
-            "live": True,
-        }
+        return fields | {name: json.dumps(fields[name]) for name in ("turns", "reward_parts")} | {"live": True}
 
     def index_rows(self) -> list[tuple[Any, ...]]:
         """Return all episodes as rows of the index."""
@@ -186,25 +182,14 @@ def _index_row(trajectory: Trajectory) -> tuple[Any, ...]:
     texts = [turn.text for turn in trajectory.turns]
     texts += [f"{call.name} {_compact(call.arguments)}" for call in calls]
     texts += [observation.text for observation in seen]
-    return (
-        trajectory.step,
-        trajectory.step,
-        trajectory.task_id,
-        trajectory.member,
-        trajectory.reward,
-        _succeeded(trajectory.reward_parts),
-        trajectory.stop.value,
-        trajectory.duration_s,
-        len(trajectory.turns),
-        len(calls),
-        sum(observation.fault is not None for observation in seen),
-        len(trajectory.token_ids),
-        sum(trajectory.sampled),
-        sorted({_storable(call.name) for call in calls}),
-        _storable(texts[len(trajectory.turns) - 1][:PREVIEW_CHARACTERS]) if trajectory.turns else "",
-        _storable("\n".join(texts).lower()),
-        True,
-    )
+    faults = sum(observation.fault is not None for observation in seen)
+    tools = sorted({_storable(call.name) for call in calls})
+    preview = _storable(texts[len(trajectory.turns) - 1][:PREVIEW_CHARACTERS]) if trajectory.turns else ""
+    # In the order of COLUMNS.
+    identity = (trajectory.step, trajectory.step, trajectory.task_id, trajectory.member)
+    outcome = (trajectory.reward, _succeeded(trajectory.reward_parts), trajectory.stop.value, trajectory.duration_s)
+    counts = (len(trajectory.turns), len(calls), faults, len(trajectory.token_ids), sum(trajectory.sampled))
+    return (*identity, *outcome, *counts, tools, preview, _storable("\n".join(texts).lower()), True)
 
 
 def _succeeded(parts: Mapping[str, float]) -> bool:
@@ -379,14 +364,11 @@ class EpisodeIndex:
         path = self._folder / f"step-{key.step:05d}.parquet"
         if key.step not in self._known or key.step in self._problems:
             return None
+        query = "SELECT * FROM read_parquet($file) WHERE task_id = $task AND member = $member LIMIT 1"
+        parameters = {"file": str(path), "task": key.task_id, "member": key.member}
         try:
             with self._database.cursor() as cursor:
-                found = _dicts(
-                    cursor.execute(
-                        "SELECT * FROM read_parquet($file) WHERE task_id = $task AND member = $member LIMIT 1",
-                        {"file": str(path), "task": key.task_id, "member": key.member},
-                    )
-                )
+                found = _dicts(cursor.execute(query, parameters))
         except duckdb.Error as error:
             self._note(key.step, error)
             return None
@@ -576,9 +558,5 @@ class SharedDatabase:
 
 def closed() -> Refusal:
     """Return the error for queries of a closed run."""
-    return Refusal(
-        503,
-        "closed",
-        "the episodes of this run are no longer available: the dashboard is closing, or the run was removed",
-        "start `mcprl dashboard` again, or choose another run",
-    )
+    what = "the episodes of this run are no longer available: the dashboard is closing, or the run was removed"
+    return Refusal(503, "closed", what, "start `mcprl dashboard` again, or choose another run")

@@ -118,12 +118,8 @@ def find_tokenizer(model: str) -> Path:
     else:
         found = None
     if found is None or not found.is_file():
-        raise Refusal(
-            404,
-            "no-tokenizer",
-            f"this machine has no tokenizer.json for the model {model}",
-            "restore the model's folder",
-        )
+        what = f"this machine has no tokenizer.json for the model {model}"
+        raise Refusal(404, "no-tokenizer", what, "restore the model's folder")
     return found
 
 

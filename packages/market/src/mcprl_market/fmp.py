@@ -51,6 +51,8 @@ class Profile:
     market_cap: int | None = None
 
 
+Side = Literal["gainers", "losers"]
+
 _NAME = "fmp"
 _NOT_FOUND = 404
 _NEW_YORK = ZoneInfo("America/New_York")
@@ -81,11 +83,8 @@ class LiveFmp:
         wanted: dict[str, str | int] = {"symbol": symbol, "period": _PERIODS[period], "limit": limit}
         return tuple(map(_statement, (await self._list("/income-statement", wanted))[:limit]))
 
-    async def gainers(self, limit: int) -> tuple[Quote, ...]:
-        return tuple(map(_mover, (await self._list("/biggest-gainers"))[:limit]))
-
-    async def losers(self, limit: int) -> tuple[Quote, ...]:
-        return tuple(map(_mover, (await self._list("/biggest-losers"))[:limit]))
+    async def movers(self, side: Side, limit: int) -> tuple[Quote, ...]:
+        return tuple(map(_mover, (await self._list(f"/biggest-{side}"))[:limit]))
 
     async def search(self, query: str, limit: int) -> tuple[Company, ...]:
         """Return companies that match by symbol, then companies that match by name, without duplicates."""
@@ -136,14 +135,9 @@ def _quote(fields: JsonFields) -> Quote:
 
 def _mover(fields: JsonFields) -> Quote:
     price, change = fields.number("price"), fields.number("change")
-    return Quote(
-        symbol=fields.text("symbol"),
-        name=fields.maybe_text("name") or "",
-        price=price,
-        previous_close=round(price - change, 6),  # not in the response; rounding removes floating-point noise
-        change=change,
-        change_percent=fields.number("changesPercentage"),
-    )
+    symbol, name, percent = fields.text("symbol"), fields.maybe_text("name") or "", fields.number("changesPercentage")
+    before = round(price - change, 6)  # not in the response; rounding removes floating-point noise
+    return Quote(symbol=symbol, name=name, price=price, previous_close=before, change=change, change_percent=percent)
 
 
 def _profile(fields: JsonFields) -> Profile:
@@ -214,18 +208,13 @@ class OfflineFmp:
 
     async def profile(self, symbol: str) -> Profile | None:
         company, quote = self._market.company(symbol), self._market.quote(symbol)
-        if company is None or quote is None:
-            return None
-        return Profile(company=company, market_cap=quote.market_cap)
+        return Profile(company=company, market_cap=quote.market_cap) if company and quote else None
 
     async def statements(self, symbol: str, period: Period, limit: int) -> tuple[Statement, ...]:
         return self._market.statements(symbol, period, limit) or ()
 
-    async def gainers(self, limit: int) -> tuple[Quote, ...]:
-        return self._market.gainers(limit)
-
-    async def losers(self, limit: int) -> tuple[Quote, ...]:
-        return self._market.losers(limit)
+    async def movers(self, side: Side, limit: int) -> tuple[Quote, ...]:
+        return self._market.gainers(limit) if side == "gainers" else self._market.losers(limit)
 
     async def search(self, query: str, limit: int) -> tuple[Company, ...]:
         return self._market.search(query, limit)
@@ -235,20 +224,18 @@ class OfflineFmp:
 
 
 def quote_text(found: Quote) -> str:
-    lines = [f"**{found.symbol} - {found.name}**" if found.name else f"**{found.symbol}**"]
-    lines += [f"Price: {money(found.price)}", f"Change: {money(found.change)} ({percent(found.change_percent)})"]
-    lines.append(f"Previous Close: {money(found.previous_close)}")
-    if found.open is not None:
-        lines.append(f"Open: {money(found.open)}")
-    if found.day_low is not None and found.day_high is not None:
-        lines.append(f"Day Range: {money(found.day_low)} - {money(found.day_high)}")
-    if found.volume is not None:
-        lines.append(f"Volume: {whole(found.volume)}")
-    if found.market_cap is not None:
-        lines.append(f"Market Cap: ${whole(found.market_cap)}")
-    if found.pe is not None:
-        lines.append(f"P/E Ratio: {found.pe:.2f}")
-    return "\n".join(lines)
+    low, high = found.day_low, found.day_high
+    fields = {
+        "Price": money(found.price),
+        "Change": f"{money(found.change)} ({percent(found.change_percent)})",
+        "Previous Close": money(found.previous_close),
+        "Open": "" if found.open is None else money(found.open),
+        "Day Range": "" if low is None or high is None else f"{money(low)} - {money(high)}",
+        "Volume": "" if found.volume is None else whole(found.volume),
+        "Market Cap": "" if found.market_cap is None else f"${whole(found.market_cap)}",
+        "P/E Ratio": "" if found.pe is None else f"{found.pe:.2f}",
+    }
+    return labelled(f"{found.symbol} - {found.name}" if found.name else found.symbol, fields)
 
 
 def profile_text(found: Profile) -> str:
@@ -414,12 +401,12 @@ class _Tools:
 
     async def fmp_get_market_gainers(self, limit: _MaxMovers = 10) -> Annotated[CallToolResult, Movers]:
         """Stocks that rose most today."""
-        quotes = await self._source.gainers(limit)
+        quotes = await self._source.movers("gainers", limit)
         return answer({"quotes": quotes}, movers_text("Top Market Gainers", quotes))
 
     async def fmp_get_market_losers(self, limit: _MaxMovers = 10) -> Annotated[CallToolResult, Movers]:
         """Stocks that fell most today."""
-        quotes = await self._source.losers(limit)
+        quotes = await self._source.movers("losers", limit)
         return answer({"quotes": quotes}, movers_text("Top Market Losers", quotes))
 
     async def fmp_search_ticker(

@@ -100,9 +100,7 @@ class LivePolygon:
     async def news(self, ticker: str, limit: int) -> tuple[Article, ...]:
         params: dict[str, str | int] = {"ticker": ticker, "order": "desc", "sort": "published_utc", "limit": limit}
         found = await self._ask("news", "/v2/reference/news", params)
-        if found is None:
-            return ()
-        return tuple(map(_article, found.objects("results")[:limit]))
+        return () if found is None else tuple(map(_article, found.objects("results")[:limit]))
 
     async def status(self) -> MarketStatus:
         path = "/v1/marketstatus/now"
@@ -112,9 +110,8 @@ class LivePolygon:
         session = found.text("market")
         if session == "extended-hours":
             session = "pre-market" if found.flag("earlyHours") else "after-hours"
-        return MarketStatus(
-            now=_moment(found, "serverTime"), session=session, exchanges=tuple(found.texts_by_name("exchanges").items())
-        )
+        now, exchanges = _moment(found, "serverTime"), tuple(found.texts_by_name("exchanges").items())
+        return MarketStatus(now=now, session=session, exchanges=exchanges)
 
     async def _ask(self, where: str, path: str, params: Mapping[str, str | int] | None = None) -> JsonFields | None:
         """Return the fields of a response; None if nothing was found."""
@@ -139,15 +136,8 @@ def _bar(ticker: str, fields: JsonFields) -> Bar:
         start = datetime.fromtimestamp(fields.number("t") / 1000, UTC).astimezone(_NEW_YORK)
     except (ValueError, OverflowError, OSError):
         raise fields.wrong("t", "a time in milliseconds") from None
-    return Bar(
-        symbol=ticker,
-        start=start,
-        open=fields.number("o"),
-        high=fields.number("h"),
-        low=fields.number("l"),
-        close=fields.number("c"),
-        volume=fields.whole("v"),
-    )
+    first, high, low, last = (fields.number(name) for name in "ohlc")
+    return Bar(symbol=ticker, start=start, open=first, high=high, low=low, close=last, volume=fields.whole("v"))
 
 
 def _details(fields: JsonFields) -> TickerDetails:
@@ -244,16 +234,10 @@ def bars_text(ticker: str, start: date, end: date, frequency: Frequency, found: 
 
 
 def previous_close_text(bar: Bar) -> str:
-    lines = [
-        f"**{bar.symbol} Previous Close:**",
-        f"Date: {bar.start:%Y-%m-%d}",
-        f"Open: {money(bar.open)}",
-        f"High: {money(bar.high)}",
-        f"Low: {money(bar.low)}",
-        f"Close: {money(bar.close)}",
-        f"Volume: {whole(bar.volume)}",
-    ]
-    return "\n".join(lines)
+    prices = {"Open": bar.open, "High": bar.high, "Low": bar.low, "Close": bar.close}
+    lines = [f"{name}: {money(price)}" for name, price in prices.items()]
+    head = [f"**{bar.symbol} Previous Close:**", f"Date: {bar.start:%Y-%m-%d}"]
+    return "\n".join([*head, *lines, f"Volume: {whole(bar.volume)}"])
 
 
 def details_text(found: TickerDetails) -> str:
@@ -291,11 +275,8 @@ def news_text(ticker: str, found: Sequence[Article]) -> str:
 
 
 def status_text(found: MarketStatus) -> str:
-    lines = [
-        "**Market Status:**",
-        f"Market: {found.session}",
-        f"Server Time: {found.now.isoformat(timespec='seconds')}",
-    ]
+    time = found.now.isoformat(timespec="seconds")
+    lines = ["**Market Status:**", f"Market: {found.session}", f"Server Time: {time}"]
     if found.exchanges:
         lines += ["", "**Exchanges:**", *(f"{name}: {session}" for name, session in found.exchanges)]
     return "\n".join(lines)
@@ -395,9 +376,7 @@ class _Tools:
 
 def make_server(*, world: int | None = None) -> MCPServer:
     """Create the server without starting it. It serves the offline world of seed `world`; None: live data."""
-    server, source = live_or_offline(
-        "polygon", world, upstream=polygon_upstream, live=LivePolygon, offline=OfflinePolygon
-    )
+    server, source = live_or_offline(_NAME, world, upstream=polygon_upstream, live=LivePolygon, offline=OfflinePolygon)
     add_tools(server, _Tools(source), read_only(is_live=world is None))
     return server
 

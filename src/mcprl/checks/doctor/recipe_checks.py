@@ -11,15 +11,7 @@ from importlib import metadata
 
 from pydantic import ValidationError
 
-from mcprl.checks.doctor.examination import (
-    Examination,
-    Finding,
-    fine,
-    needed_gpus,
-    warning,
-    wrong,
-    wrong_by,
-)
+from mcprl.checks.doctor.examination import Examination, Finding, fine, needed_gpus, warning, wrong, wrong_by
 from mcprl.config import LearnerConfig, RunConfig
 from mcprl.episodes.reward_functions import RewardFunctions
 from mcprl.errors import BadValueError, ConfigurationError, MissingExtraError, UnfitEngineError, UserCodeError

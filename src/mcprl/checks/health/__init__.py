@@ -62,11 +62,7 @@ class Health:
         past = self._past
         past.steps += 1
         view = StepView(
-            config=self._config,
-            metrics=metrics,
-            past=past,
-            skipped=skipped,
-            has_solutions=self._has_solutions,
+            config=self._config, metrics=metrics, past=past, skipped=skipped, has_solutions=self._has_solutions
         )
         judged = _judged_candidates(view)
         _remember(view)

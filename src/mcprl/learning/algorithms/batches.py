@@ -113,10 +113,7 @@ def _penalties(
 
 
 def _group_columns(
-    groups: Sequence[Group],
-    learnable: Sequence[_Mask],
-    penalties: Sequence[Sequence[float]],
-    kind: str,
+    groups: Sequence[Group], learnable: Sequence[_Mask], penalties: Sequence[Sequence[float]], kind: str
 ) -> Columns:
     """Give each learnable token of an episode the advantage of the reward minus that of the KL penalty.
 

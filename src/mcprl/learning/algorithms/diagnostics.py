@@ -80,10 +80,7 @@ def staleness_metrics(trajectories: Sequence[Trajectory], newest_version: int) -
         for version, sampled in zip(trajectory.weights_version, trajectory.sampled, strict=True)
         if sampled
     ]
-    return {
-        "staleness_mean": sum(ages) / len(ages) if ages else 0.0,
-        "staleness_max": float(max(ages, default=0)),
-    }
+    return {"staleness_mean": sum(ages) / len(ages) if ages else 0.0, "staleness_max": float(max(ages, default=0))}
 
 
 def _quantiles(number_N: Tensor, shares: Sequence[float]) -> list[float]:

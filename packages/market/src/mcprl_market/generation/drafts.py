@@ -151,7 +151,7 @@ class Step:
     free: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A task without its wording and distractors. `entities` identify it in its family; `slots` fill the wording.
 

@@ -163,14 +163,8 @@ class Launch:
         if self.bubblewrap is None:
             command = _plain_command(result_pipe)
         else:
-            command = sandbox_command(
-                self.bubblewrap,
-                find_runtime(),
-                self.isolation,
-                self.limits,
-                result_pipe=result_pipe,
-                info_file=info_file,
-            )
+            files = {"result_pipe": result_pipe, "info_file": info_file}
+            command = sandbox_command(self.bubblewrap, find_runtime(), self.isolation, self.limits, **files)
         return subprocess.Popen(
             command,
             stdin=stdin,

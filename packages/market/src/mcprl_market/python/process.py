@@ -149,13 +149,9 @@ class WorkerProcess:
         # A file, not a pipe: bubblewrap writes to it during setup, and would die there if our process had ended.
         self._info = os.open(os.devnull, os.O_RDWR) if not launch.is_sandboxed else os.memfd_create("worker")
         try:
+            out, err, result = theirs
             self._process = launch.start(
-                self._mark,
-                stdin=program_read,
-                stdout=theirs[0],
-                stderr=theirs[1],
-                result_pipe=theirs[2],
-                info_file=self._info,
+                self._mark, stdin=program_read, stdout=out, stderr=err, result_pipe=result, info_file=self._info
             )
         except OSError as error:
             for fd in (*ours, program_write, self._info):
@@ -238,13 +234,8 @@ class WorkerProcess:
             inlet.read_what_is_there()
         if broken is None and (self._stdout.is_over or self._stderr.is_over):
             broken = FailureKind.OUTPUT
-        return Ending(
-            report=report,
-            broken=broken,
-            status=self._status,
-            stdout=bytes(self._stdout.kept),
-            stderr=bytes(self._stderr.kept),
-        )
+        stdout, stderr = bytes(self._stdout.kept), bytes(self._stderr.kept)
+        return Ending(report=report, broken=broken, status=self._status, stdout=stdout, stderr=stderr)
 
     def kill(self) -> None:
         """Kill everything in the sandbox. `gone` waits until that is done. It is safe to call this again."""

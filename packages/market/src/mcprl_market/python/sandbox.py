@@ -216,9 +216,8 @@ class Sandbox:
         except ValueError:
             report = None
         outcome = _outcome_of_report(report, program, self._limits, stdout=stdout, stderr=stderr)
-        return outcome or Failed(
-            kind=FailureKind.ENDED, message="The code wrote invalid data to the pipe for its result.", stdout=stdout
-        )
+        message = "The code wrote invalid data to the pipe for its result."
+        return outcome or Failed(kind=FailureKind.ENDED, message=message, stdout=stdout)
 
 
 def _limit_message(kind: FailureKind, limits: Limits) -> str:
@@ -285,6 +284,5 @@ def _ended_early(status: int | None, limits: Limits, stdout: str) -> Failed:
     if number in set(signal.Signals):
         message = f"The interpreter was killed by {signal.Signals(number).name}."
         return Failed(kind=FailureKind.ENDED, message=message, stdout=stdout)
-    return Failed(
-        kind=FailureKind.ENDED, message=f"The code exited the interpreter with status {status}.", stdout=stdout
-    )
+    message = f"The code exited the interpreter with status {status}."
+    return Failed(kind=FailureKind.ENDED, message=message, stdout=stdout)

@@ -95,12 +95,9 @@ _SIGKILL: Final = 9
 def make_filter(machine: str) -> bytes:
     """Return the filter for one of `MACHINES`, as the array of `struct sock_filter` that the kernel takes."""
     program = filter_head(machine)
-    for table, verdict in (
-        (_ALLOWED, ALLOW),
-        (_ABSENT, ERRNO | errno.ENOSYS),
-        (_UNSUPPORTED, ERRNO | errno.ENOTSUP),
-        (_IGNORED, ERRNO),
-    ):
+    absent, unsupported = ERRNO | errno.ENOSYS, ERRNO | errno.ENOTSUP
+    verdicts = ((_ALLOWED, ALLOW), (_ABSENT, absent), (_UNSUPPORTED, unsupported), (_IGNORED, ERRNO))
+    for table, verdict in verdicts:
         for number in numbers(table, machine).values():
             program += [Instruction(Operation.EQUAL, number, 0, 1), Instruction(Operation.RETURN, verdict)]
     for name, number in numbers(_CHECKED, machine).items():
@@ -114,33 +111,17 @@ def _conditional(name: str) -> list[Instruction]:
     """Return the instructions that check the arguments of a call. Every path ends in a verdict."""
     allow, deny = Instruction(Operation.RETURN, ALLOW), Instruction(Operation.RETURN, DENY)
     if name == "clone":  # a thread of this process, in this process's namespaces
-        return [
-            _argument(0),
-            Instruction(Operation.ANY_BIT, _CLONE_FORBIDDEN, 2, 0),
-            Instruction(Operation.ANY_BIT, _CLONE_THREAD, 0, 1),
-            allow,
-            deny,
-        ]
+        in_namespace = Instruction(Operation.ANY_BIT, _CLONE_FORBIDDEN, 2, 0)
+        return [_argument(0), in_namespace, Instruction(Operation.ANY_BIT, _CLONE_THREAD, 0, 1), allow, deny]
     if name in ("exit", "exit_group"):
-        return [
-            _argument(0),
-            Instruction(Operation.AND, 0xFF),
-            Instruction(Operation.EQUAL, KILLED_STATUS, 1, 0),
-            allow,
-            deny,
-        ]
+        is_killed = Instruction(Operation.EQUAL, KILLED_STATUS, 1, 0)
+        return [_argument(0), Instruction(Operation.AND, 0xFF), is_killed, allow, deny]
     if name == "tgkill":
         return [_argument(2), Instruction(Operation.EQUAL, _SIGKILL, 1, 0), allow, deny]
     if name == "fcntl":
-        return [
-            _argument(1),
-            *_one_of(_FCNTL_COMMANDS),
-            Instruction(Operation.EQUAL, _F_SETFL, 0, 3),
-            _argument(2),
-            Instruction(Operation.ANY_BIT, _O_ASYNC, 1, 0),
-            allow,
-            deny,
-        ]
+        sets_flags = Instruction(Operation.EQUAL, _F_SETFL, 0, 3)
+        sets_async = Instruction(Operation.ANY_BIT, _O_ASYNC, 1, 0)
+        return [_argument(1), *_one_of(_FCNTL_COMMANDS), sets_flags, _argument(2), sets_async, allow, deny]
     if name == "prlimit64":  # only reading limits, not setting them
         return [*_null_pointer(2), deny]
     if name == "sendto":  # only to the other end of a socket pair, not to an address
@@ -154,18 +135,10 @@ def _argument(index: int, *, high: bool = False) -> Instruction:
 
 
 def _one_of(values: Sequence[int]) -> list[Instruction]:
-    return [
-        step
-        for value in values
-        for step in (Instruction(Operation.EQUAL, value, 0, 1), Instruction(Operation.RETURN, ALLOW))
-    ]
+    allow = Instruction(Operation.RETURN, ALLOW)
+    return [step for value in values for step in (Instruction(Operation.EQUAL, value, 0, 1), allow)]
 
 
 def _null_pointer(index: int) -> list[Instruction]:
-    return [
-        _argument(index),
-        Instruction(Operation.EQUAL, 0, 0, 3),
-        _argument(index, high=True),
-        Instruction(Operation.EQUAL, 0, 0, 1),
-        Instruction(Operation.RETURN, ALLOW),
-    ]
+    low, high = Instruction(Operation.EQUAL, 0, 0, 3), Instruction(Operation.EQUAL, 0, 0, 1)
+    return [_argument(index), low, _argument(index, high=True), high, Instruction(Operation.RETURN, ALLOW)]

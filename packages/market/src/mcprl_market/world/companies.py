@@ -15,20 +15,8 @@ WORDS: Mapping[str, Any] = json.loads(Path(__file__).with_name("words.json").rea
 """The names, places, products and texts that a world is made of."""
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
 # An onset with an r or l is followed by a coda without one: "Skand…" is pronounceable, "Krerl…" is not.
-_PLAIN_ONSETS = _words("B C D F G H J K L M N P Qu R S T V W Z Sk St Sw Th")
-_LIQUID_ONSETS = _words("Br Cr Dr Fr Gl Gr Kl Kr Pl Pr Sl Tr")
-_LIQUID_CODAS = _words("l lk ld lm lv r rb rd rk rm rn rv")
-_PLAIN_CODAS = _words("n nd nt nv st th v x z nk ct")
-_NUCLEI = _words("a e i o u")
-_TAILS = _words(
-    "abex adane adris afane agant akor alith amere amond anar anex aquist aren ethan ivane ivik ixen ozar obel oden "
-    "ofar olan omir onor orend oris ostra othen uvane"
-)
+_SYLLABLES: Mapping[str, Sequence[str]] = {part: words.split() for part, words in WORDS["syllables"].items()}
 
 _VOWELS = "AEIOUY"
 # Well-known tickers, and abbreviations in prose or code. Only those without vowels, because our tickers have none.
@@ -49,9 +37,10 @@ def invent_ticker(stem: str, length: int) -> str:
 
 
 def _invent_stem(draws: Draws) -> str:
-    onset = draws.choice(_PLAIN_ONSETS + _LIQUID_ONSETS)
-    codas = _PLAIN_CODAS if onset in _LIQUID_ONSETS else _PLAIN_CODAS + _LIQUID_CODAS
-    return onset + draws.choice(_NUCLEI) + draws.choice(codas) + draws.choice(_TAILS)
+    onset = draws.choice([*_SYLLABLES["plain_onsets"], *_SYLLABLES["liquid_onsets"]])
+    liquid_codas = () if onset in _SYLLABLES["liquid_onsets"] else _SYLLABLES["liquid_codas"]
+    start = onset + draws.choice(_SYLLABLES["nuclei"])
+    return start + draws.choice([*_SYLLABLES["plain_codas"], *liquid_codas]) + draws.choice(_SYLLABLES["tails"])
 
 
 def invent_stems(draws: Draws, count: int) -> list[tuple[str, str]]:
@@ -104,7 +93,7 @@ def _make_industry(name: str, surnames: Sequence[str], products: Sequence[str], 
 
 
 SECTORS = tuple(
-    Sector(**{**sector, "industries": tuple(_make_industry(**each) for each in sector["industries"])})
+    Sector(**(sector | {"industries": tuple(_make_industry(**each) for each in sector["industries"])}))
     for sector in WORDS["sectors"]
 )
 

@@ -193,12 +193,6 @@ def _price_to_earnings(price: int, quarters: Sequence[Statement]) -> float | Non
 
 
 def _bar(symbol: str, day: date, clock: time, prices: Prices) -> Bar:
-    return Bar(
-        symbol=symbol,
-        start=moment(day, clock),
-        open=prices.open / 100,
-        high=prices.high / 100,
-        low=prices.low / 100,
-        close=prices.close / 100,
-        volume=prices.volume,
-    )
+    first, high, low, last = (cents / 100 for cents in prices[:4])
+    start = moment(day, clock)
+    return Bar(symbol=symbol, start=start, open=first, high=high, low=low, close=last, volume=prices.volume)

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from mcprl_market.world.companies import SECTORS, Business
+from mcprl_market.world.companies import SECTORS, WORDS, Business
 from mcprl_market.world.draws import Draws
 
 NEW_YORK = ZoneInfo("America/New_York")
@@ -22,17 +22,8 @@ NUM_TRADING_DAYS = 260
 OPENING = time(9, 30)
 
 _MINUTES_A_DAY = 390
-_MONTHS = (
-    *("January", "February", "March", "April", "May", "June", "July", "August"),
-    *("September", "October", "November", "December"),
-)
-_HOLIDAYS = frozenset(
-    date.fromisoformat(day)
-    for day in (
-        *("2024-05-27", "2024-06-19", "2024-07-04", "2024-09-02", "2024-11-28", "2024-12-25"),
-        *("2025-01-01", "2025-01-20", "2025-02-17", "2025-04-18", "2025-05-26", "2025-06-19"),
-    )
-)
+_MONTHS: Sequence[str] = WORDS["months"]
+_HOLIDAYS = frozenset(map(date.fromisoformat, WORDS["holidays"]))
 
 
 def _last_trading_days(count: int) -> tuple[date, ...]:
@@ -175,13 +166,8 @@ def _split(total: int, weights: Sequence[float]) -> list[int]:
 def in_chunks(minutes: Sequence[Prices], size: int) -> list[Prices]:
     """Combine consecutive minutes into longer bars. The last bar may be shorter."""
     chunks = [minutes[i : i + size] for i in range(0, len(minutes), size)]
-    return [
-        Prices(
-            chunk[0].open,
-            max(minute.high for minute in chunk),
-            min(minute.low for minute in chunk),
-            chunk[-1].close,
-            sum(minute.volume for minute in chunk),
-        )
-        for chunk in chunks
-    ]
+    made: list[Prices] = []
+    for chunk in chunks:
+        high, low = max(minute.high for minute in chunk), min(minute.low for minute in chunk)
+        made.append(Prices(chunk[0].open, high, low, chunk[-1].close, sum(minute.volume for minute in chunk)))
+    return made

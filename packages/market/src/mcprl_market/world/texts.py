@@ -40,23 +40,12 @@ def slug(text: str) -> str:
 
 EXPLAINERS: Sequence[tuple[str, str]] = WORDS["explainers"]
 OTHER_PAGES: Sequence[tuple[str, str]] = WORDS["other_pages"]
+PUBLISHERS: Sequence[str] = WORDS["publishers"]
+AIMS: Sequence[str] = WORDS["aims"]
+HOPES: Sequence[str] = WORDS["hopes"]
 
 _NEWS_DAYS = trading_days(TODAY - timedelta(days=60), TODAY)
 _NUM_WRAPS = 10
-_PUBLISHERS = ("Harbor Wire", "Ledger Daily", "Northgate Journal", "Tape and Ticker", "Quarter Post")
-_AIMS = (
-    "cut delivery times",
-    "lower costs for customers",
-    "reach smaller customers",
-    "raise output by the end of the year",
-)
-_HOPES = (
-    "demand is steady and the order book is full into next year",
-    "we will invest before we hire",
-    "customers ask for fewer suppliers and longer contracts",
-    "our next step is to grow outside our home market",
-    "we would rather be late than wrong with a new product",
-)
 
 
 def make_articles(ledger: Ledger) -> list[Article]:
@@ -79,7 +68,7 @@ def make_articles(ledger: Ledger) -> list[Article]:
 
 
 def _article(draws: Draws, title: str, text: str, published: datetime, *symbols: str) -> Article:
-    publisher = draws.choice(_PUBLISHERS)
+    publisher = draws.choice(PUBLISHERS)
     return Article(
         title=title,
         text=text,
@@ -122,54 +111,39 @@ def _largest_move(ledger: Ledger, draws: Draws, business: Business) -> Article:
         for (_, before), (day, now) in pairwise(ledger.daily(symbol, before_news, TRADING_DAYS[-2]))
     ]
     percent, day, close = max(moves, key=lambda move: abs(move[0]))
-    title = f"{business.short_name} shares {up_or_down(percent, 'rise', 'fall')} on {day_in_words(day)}"
-    text = (
-        f"Shares of {business.named} {up_or_down(percent, 'rose', 'fell')} on {day_in_words(day)} and closed at "
-        f"{dollars(close / 100)}. The company sells {business.products[0]} and {business.products[1]}; it gave no "
-        f"comment on the move."
-    )
+    moved = {"now": up_or_down(percent, "rise", "fall"), "then": up_or_down(percent, "rose", "fell")}
+    title, text = _worded("move", business, day=day_in_words(day), close=dollars(close / 100), **moved)
     return _article(draws, title, text, moment(day, time(16, draws.integer(10, 59))), symbol)
 
 
 def _opening(ledger: Ledger, draws: Draws, business: Business) -> Article:
-    symbol = business.company.symbol
-    (_, before), (_, now) = ledger.daily(symbol, TRADING_DAYS[-2], TODAY)
-    title = f"{business.short_name} opens at {dollars(now.open / 100)} on {day_in_words(TODAY)}"
-    text = (
-        f"{business.named} opened at {dollars(now.open / 100)} on {day_in_words(TODAY)}, after a previous close of "
-        f"{dollars(before.close / 100)}. It belongs to the {business.company.sector} sector."
-    )
-    return _article(draws, title, text, moment(TODAY, time(9, draws.integer(31, 59))), symbol)
+    (_, before), (_, now) = ledger.daily(business.company.symbol, TRADING_DAYS[-2], TODAY)
+    prices = {"opening": dollars(now.open / 100), "before": dollars(before.close / 100)}
+    title, text = _worded("opening", business, day=day_in_words(TODAY), **prices)
+    return _article(draws, title, text, moment(TODAY, time(9, draws.integer(31, 59))), business.company.symbol)
 
 
 def _product(draws: Draws, business: Business) -> Article:
     product = draws.choice(business.products).removeprefix("a ")
-    title = f"{business.short_name} invests in {product}"
-    text = (
-        f"{business.named}, based in {business.company.city}, will invest in {product} for {business.customers}. The "
-        f"aim is to {draws.choice(_AIMS)}. The company has {business.company.employees:,} employees."
-    )
+    title, text = _worded("product", business, product=product, aim=draws.choice(AIMS))
     return _article(draws, title, text, _some_time(draws), business.company.symbol)
 
 
 def _interview(draws: Draws, business: Business) -> Article:
-    company, hope = business.company, draws.choice(_HOPES)
-    title = f"{business.short_name} CEO {company.ceo}: {hope}"
-    text = (
-        f"{company.ceo}, chief executive officer of {business.named}, said in an interview: "
-        f'"{hope[0].upper()}{hope[1:]}." The company was founded in {company.founded} and belongs to the industry '
-        f"{company.industry}."
-    )
-    return _article(draws, title, text, _some_time(draws), company.symbol)
+    hope = draws.choice(HOPES)
+    title, text = _worded("interview", business, hope=hope, said=f"{hope[0].upper()}{hope[1:]}")
+    return _article(draws, title, text, _some_time(draws), business.company.symbol)
 
 
 def _agreement(draws: Draws, business: Business, other: Business) -> Article:
-    title = f"{business.short_name} and {other.short_name} sign a supply agreement"
-    text = (
-        f"{business.named} and {other.named} signed a supply agreement over three years. {business.short_name} "
-        f"sells {business.products[0]}; {other.short_name}, led by {other.company.ceo}, sells {other.products[0]}."
-    )
+    title, text = _worded("agreement", business, other=other)
     return _article(draws, title, text, _some_time(draws), business.company.symbol, other.company.symbol)
+
+
+def _worded(kind: str, business: Business, **facts: str | Business) -> tuple[str, str]:
+    """Return the title and the text of a kind of article about a business."""
+    title, text = (wording.format(of=business, **facts) for wording in WORDS["articles"][kind])
+    return title, text
 
 
 def _market_wraps(ledger: Ledger) -> Iterator[Article]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, time
 from functools import lru_cache
 
@@ -18,6 +17,7 @@ from mcprl_market.world.texts import dollars, millions
 _CHANNELS: Sequence[tuple[str, str]] = WORDS["channels"]
 # Channels without market topics. No message occurs twice in a channel.
 _SMALL_TALK: Mapping[str, Sequence[str]] = WORDS["small_talk"]
+_REMARKS: Sequence[str] = WORDS["remarks"]
 _ID_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _NUM_PEOPLE = 12
 _NUM_DAYS = 5
@@ -81,36 +81,18 @@ def _market_talk(ledger: Ledger, draws: Draws, channel: str, at: datetime) -> st
     percent = percent_change(last.close, before.close)
     if channel == "alerts":
         return f"{symbol} closed at {dollars(last.close / 100)} on {day_in_words(day)}, {percent:+.2f}% on the day."
-    return draws.choice(
-        (
-            f"{symbol} closed at {dollars(last.close / 100)} on {day_in_words(day)}.",
-            f"Anyone with a view on {symbol}?",
-            f"{symbol} moved {percent:+.2f}% on {day_in_words(day)}. Do we know why?",
-            f"I would like to read more about {company.name} before we add to {symbol}.",
-            f"Keep an eye on {symbol}, please.",
-            f"Heard {company.ceo} of {symbol} speak at the conference; nothing new.",
-        )
-    )
+    remark = draws.choice(_REMARKS)
+    return remark.format(of=company, close=dollars(last.close / 100), percent=percent, day=day_in_words(day))
 
 
 _NOW_S = int(NOW.timestamp())
 
 
-@dataclass(frozen=True, slots=True)
-class _Seeded:
-    """The initial state of every workspace of a seed. It is never changed."""
-
-    channels: tuple[Channel, ...]
-    history: Mapping[str, tuple[ChatMessage, ...]]
-    bot: str
-
-
 @lru_cache(maxsize=16)
-def _seeded(seed: int) -> _Seeded:
+def _seeded(seed: int) -> tuple[tuple[Channel, ...], Mapping[str, tuple[ChatMessage, ...]], str]:
+    """Return the channels, history and bot with which every workspace of a seed begins. They are never changed."""
     channels = make_channels(seed)
-    return _Seeded(
-        channels=channels, history=make_history(open_market(seed), channels), bot=_make_id("U", Draws(seed, "bot"))
-    )
+    return channels, make_history(open_market(seed), channels), _make_id("U", Draws(seed, "bot"))
 
 
 class Workspace:
@@ -124,7 +106,7 @@ class Workspace:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._seeded = _seeded(seed)
+        self._channels, self._history, self._bot = _seeded(seed)
         self._posts: list[ChatMessage] = []
 
     @property
@@ -133,22 +115,21 @@ class Workspace:
         return tuple(self._posts)
 
     def channels(self) -> tuple[Channel, ...]:
-        return self._seeded.channels
+        return self._channels
 
     def post(self, channel_id: str, text: str) -> ChatMessage:
         """Add a message of the bot after all others. Raises KeyError for an unknown id."""
-        self._seeded.history[channel_id]
+        self._history[channel_id]
         # The episode's clock advances one second per post, so timestamps are unique and in order.
-        message = ChatMessage(
-            channel_id=channel_id, user=self._seeded.bot, text=text, timestamp=f"{_NOW_S + len(self._posts)}.000100"
-        )
+        timestamp = f"{_NOW_S + len(self._posts)}.000100"
+        message = ChatMessage(channel_id=channel_id, user=self._bot, text=text, timestamp=timestamp)
         self._posts.append(message)
         return message
 
     def history(self, channel_id: str, limit: int) -> tuple[ChatMessage, ...]:
         """Return the latest messages of a channel, newest first. Raises KeyError for an unknown id."""
         own = tuple(message for message in self._posts if message.channel_id == channel_id)
-        return tuple(reversed(self._seeded.history[channel_id] + own))[: max(0, limit)]
+        return tuple(reversed(self._history[channel_id] + own))[: max(0, limit)]
 
 
 def open_workspace(seed: int) -> Workspace:

@@ -32,13 +32,10 @@ def bar_of_day(material: Material) -> Draft:
     company, (what, read) = material.company(), material.one(OF_BAR)
     bar = material.one(material.bars(company, material.one(material.weeks)))
     day = bar.start.date()
-    return Draft(
-        entities=(company.symbol, day.isoformat(), what),
-        slots=named(company, day=day.isoformat(), what=what),
-        steps=(bars_step(company, (day, day)),),
-        answer=asked(read(bar)),
-        says=f"On {day.isoformat()} the {what} of {company.symbol} was ${read(bar):.2f}.",
-    )
+    entities = (company.symbol, day.isoformat(), what)
+    steps = (bars_step(company, (day, day)),)
+    says = f"On {day.isoformat()} the {what} of {company.symbol} was ${read(bar):.2f}."
+    return Draft(entities, named(company, day=day.isoformat(), what=what), steps, asked(read(bar)), says)
 
 
 @family(MEDIUM)
@@ -46,13 +43,10 @@ def week_average(material: Material) -> Draft:
     company, week = material.company(), material.one(material.weeks)
     closes = material.closes(company, week)
     average = sum(closes) / len(closes)
-    return Draft(
-        entities=(company.symbol, week[0].isoformat()),
-        slots=named(company, **span(week)),
-        steps=(bars_step(company, week), python(f"sum({closes}) / {len(closes)}")),
-        answer=asked(average, at_most=8),
-        says=f"The average close of {company.symbol} was ${average:.2f}.",
-    )
+    steps = (bars_step(company, week), python(f"sum({closes}) / {len(closes)}"))
+    answer = asked(average, at_most=8)
+    says = f"The average close of {company.symbol} was ${average:.2f}."
+    return Draft((company.symbol, week[0].isoformat()), named(company, **span(week)), steps, answer, says)
 
 
 @family(MEDIUM)
@@ -60,29 +54,23 @@ def week_return(material: Material) -> Draft:
     company, week = material.company(), material.one(material.weeks)
     closes = material.closes(company, week)
     gain = (closes[-1] / closes[0] - 1) * 100
-    return Draft(
-        entities=(company.symbol, week[0].isoformat()),
-        slots=named(company, **span(week)),
-        steps=(bars_step(company, week), python(f"({closes[-1]} / {closes[0]} - 1) * 100")),
-        answer=asked(gain, at_most=8),
-        says=f"{company.symbol} moved {gain:+.2f}% from the first close to the last.",
-    )
+    steps = (bars_step(company, week), python(f"({closes[-1]} / {closes[0]} - 1) * 100"))
+    answer = asked(gain, at_most=8)
+    says = f"{company.symbol} moved {gain:+.2f}% from the first close to the last."
+    return Draft((company.symbol, week[0].isoformat()), named(company, **span(week)), steps, answer, says)
 
 
 @family(MEDIUM)
 def week_volume(material: Material) -> Draft:
     company, week = material.company(), material.one(material.weeks)
     volumes = [bar.volume for bar in material.bars(company, week)]
-    return Draft(
-        entities=(company.symbol, week[0].isoformat()),
-        slots=named(company, **span(week)),
-        steps=(
-            bars_step(company, week),
-            call("process_mcp_data", free={"data": json.dumps(volumes), "processing_code": "sum(data)"}),
-        ),
-        answer=asked(sum(volumes), 0, at_most=8),
-        says=f"In all, {sum(volumes)} shares of {company.symbol} changed hands.",
+    steps = (
+        bars_step(company, week),
+        call("process_mcp_data", free={"data": json.dumps(volumes), "processing_code": "sum(data)"}),
     )
+    answer = asked(sum(volumes), 0, at_most=8)
+    says = f"In all, {sum(volumes)} shares of {company.symbol} changed hands."
+    return Draft((company.symbol, week[0].isoformat()), named(company, **span(week)), steps, answer, says)
 
 
 @family(MEDIUM)
@@ -111,13 +99,9 @@ def mover(material: Material) -> Draft | None:
     quote = material.mover(side, rank)
     if quote is None:
         return None
-    return Draft(
-        entities=(side, str(rank)),
-        slots={"side": side, "place": _PLACES[rank - 1]},
-        steps=(movers_step(side, rank),),
-        answer=asked(quote.change_percent),
-        says=f"The {_PLACES[rank - 1]} {side} is {quote.symbol} with {quote.change_percent:+.2f}%.",
-    )
+    slots = {"side": side, "place": _PLACES[rank - 1]}
+    says = f"The {_PLACES[rank - 1]} {side} is {quote.symbol} with {quote.change_percent:+.2f}%."
+    return Draft((side, str(rank)), slots, (movers_step(side, rank),), asked(quote.change_percent), says)
 
 
 @family(MEDIUM)
@@ -127,13 +111,10 @@ def mover_chief(material: Material) -> Draft | None:
     company = quote and material.market.company(quote.symbol)
     if quote is None or company is None:
         return None
-    return Draft(
-        entities=(side, str(rank)),
-        slots={"side": side, "place": _PLACES[rank - 1]},
-        steps=(movers_step(side, rank), call("fmp_get_company_profile", symbol=quote.symbol)),
-        answer=choice(company.ceo, (other.ceo for other in material.market.companies)),
-        says=f"The {_PLACES[rank - 1]} {side} is {quote.symbol}, which is led by {company.ceo}.",
-    )
+    steps = (movers_step(side, rank), call("fmp_get_company_profile", symbol=quote.symbol))
+    answer = choice(company.ceo, (other.ceo for other in material.market.companies))
+    says = f"The {_PLACES[rank - 1]} {side} is {quote.symbol}, which is led by {company.ceo}."
+    return Draft((side, str(rank)), {"side": side, "place": _PLACES[rank - 1]}, steps, answer, says)
 
 
 @family(MEDIUM)
@@ -143,13 +124,9 @@ def movers_average(material: Material) -> Draft | None:
     if not 2 <= count == len(changes):
         return None
     average = sum(changes) / count
-    return Draft(
-        entities=(side, str(count)),
-        slots={"side": side, "count": str(count)},
-        steps=(movers_step(side, count), python(f"sum({changes}) / {count}")),
-        answer=asked(average),
-        says=f"The top {count} {side}s moved {average:+.2f}% on average.",
-    )
+    steps = (movers_step(side, count), python(f"sum({changes}) / {count}"))
+    says = f"The top {count} {side}s moved {average:+.2f}% on average."
+    return Draft((side, str(count)), {"side": side, "count": str(count)}, steps, asked(average), says)
 
 
 @family(MEDIUM)
@@ -157,18 +134,13 @@ def price_gap(material: Material) -> Draft:
     first, second = material.several(2)
     price, other = material.quote(first).price, material.quote(second).price
     gap = (price - other) / other * 100
-    return Draft(
-        entities=(first.symbol, second.symbol),
-        slots=named(first, second),
-        steps=(
-            call("fmp_get_quote", symbol=first.symbol),
-            call("fmp_get_quote", symbol=second.symbol),
-            python(f"({price} - {other}) / {other} * 100"),
-        ),
-        answer=asked(gap),
-        says=f"A share of {first.symbol} costs {gap:+.2f}% compared with {second.symbol}.",
-        in_any_order=True,
+    steps = (
+        call("fmp_get_quote", symbol=first.symbol),
+        call("fmp_get_quote", symbol=second.symbol),
+        python(f"({price} - {other}) / {other} * 100"),
     )
+    says = f"A share of {first.symbol} costs {gap:+.2f}% compared with {second.symbol}."
+    return Draft((first.symbol, second.symbol), named(first, second), steps, asked(gap), says, in_any_order=True)
 
 
 @family(MEDIUM)
@@ -194,16 +166,12 @@ def net_margin(material: Material) -> Draft:
     company = material.company()
     statement = material.statements(company)[0]
     margin = statement.net_income / statement.revenue * 100
-    return Draft(
-        entities=(company.symbol,),
-        slots=named(company),
-        steps=(
-            call("fmp_get_income_statement", symbol=company.symbol),
-            python(f"{statement.net_income} / {statement.revenue} * 100"),
-        ),
-        answer=asked(margin),
-        says=f"The net margin of {company.symbol} was {margin:.2f}%.",
+    steps = (
+        call("fmp_get_income_statement", symbol=company.symbol),
+        python(f"{statement.net_income} / {statement.revenue} * 100"),
     )
+    says = f"The net margin of {company.symbol} was {margin:.2f}%."
+    return Draft((company.symbol,), named(company), steps, asked(margin), says)
 
 
 @family(MEDIUM)
@@ -212,13 +180,9 @@ def price_target(material: Material) -> Draft:
     close = material.quote(company).previous_close
     target = round(close * material.draws.between(0.8, 1.3))
     move = (target - close) / close * 100
-    return Draft(
-        entities=(company.symbol, str(target)),
-        slots=named(company, target=str(target)),
-        steps=(call("fmp_get_previous_close", symbol=company.symbol), python(f"({target} - {close}) / {close} * 100")),
-        answer=asked(move),
-        says=f"From its previous close {company.symbol} would have to move {move:+.2f}%.",
-    )
+    steps = (call("fmp_get_previous_close", symbol=company.symbol), python(f"({target} - {close}) / {close} * 100"))
+    says = f"From its previous close {company.symbol} would have to move {move:+.2f}%."
+    return Draft((company.symbol, str(target)), named(company, target=str(target)), steps, asked(move), says)
 
 
 @family(MEDIUM)
@@ -227,13 +191,9 @@ def name_to_price(material: Material) -> Draft | None:
     if [found.symbol for found in material.market.search(company.name, 10)][:1] != [company.symbol]:
         return None
     price = material.quote(company).price
-    return Draft(
-        entities=(company.symbol,),
-        slots={"name": company.name},
-        steps=(call("fmp_search_ticker", free={"query": company.name}), call("fmp_get_quote", symbol=company.symbol)),
-        answer=asked(price),
-        says=f"{company.name} ({company.symbol}) trades at ${price:.2f}.",
-    )
+    steps = (call("fmp_search_ticker", free={"query": company.name}), call("fmp_get_quote", symbol=company.symbol))
+    says = f"{company.name} ({company.symbol}) trades at ${price:.2f}."
+    return Draft((company.symbol,), {"name": company.name}, steps, asked(price), says)
 
 
 @family(MEDIUM)
@@ -243,11 +203,6 @@ def price_if_open(material: Material) -> Draft:
     is_open = material.market.status().session == "open"
     live, last = ("fmp_get_quote", quote.price), ("fmp_get_previous_close", quote.previous_close)
     (tool, value), (other, _) = (live, last) if is_open else (last, live)
-    return Draft(
-        entities=(company.symbol,),
-        slots=named(company),
-        steps=(call("polygon_get_market_status"), call(tool, symbol=company.symbol)),
-        answer=asked(value, at_most=2),
-        says=f"The market is {'open' if is_open else 'closed'}; {company.symbol} stands at ${value:.2f}.",
-        also=(other,),
-    )
+    steps = (call("polygon_get_market_status"), call(tool, symbol=company.symbol))
+    says = f"The market is {'open' if is_open else 'closed'}; {company.symbol} stands at ${value:.2f}."
+    return Draft((company.symbol,), named(company), steps, asked(value, at_most=2), says, also=(other,))

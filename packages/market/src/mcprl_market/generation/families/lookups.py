@@ -41,13 +41,10 @@ def _headline(material: Material, tool: str, argument: str) -> Draft | None:
     titles = [article.title for article in material.market.news([company.symbol], 10)]
     if len(titles) <= place or titles.count(titles[place]) > 1:
         return None
-    return Draft(
-        entities=(company.symbol, _ARTICLES[place]),
-        slots=named(company, place=_ARTICLES[place]),
-        steps=(Step(tool=tool, matters={argument: company.symbol}),),
-        answer=choice(titles[place], titles),
-        says=f"The headline is: {titles[place]}",
-    )
+    steps = (Step(tool=tool, matters={argument: company.symbol}),)
+    answer = choice(titles[place], titles)
+    says = f"The headline is: {titles[place]}"
+    return Draft((company.symbol, _ARTICLES[place]), named(company, place=_ARTICLES[place]), steps, answer, says)
 
 
 @family(EASY)
@@ -56,65 +53,44 @@ def compound(material: Material) -> Draft:
     rate = material.draws.integer(21, 89) / 10
     years = material.draws.integer(4, 19)
     value = amount * (1 + rate / 100) ** years
-    return Draft(
-        entities=(str(amount), str(rate), str(years)),
-        slots={"amount": str(amount), "rate": str(rate), "years": str(years)},
-        steps=(python(f"{amount} * (1 + {rate} / 100) ** {years}"),),
-        answer=asked(value),
-        says=f"It grows to ${value:.2f}.",
-    )
+    slots = {"amount": str(amount), "rate": str(rate), "years": str(years)}
+    steps = (python(f"{amount} * (1 + {rate} / 100) ** {years}"),)
+    return Draft((str(amount), str(rate), str(years)), slots, steps, asked(value), f"It grows to ${value:.2f}.")
 
 
 @family(EASY)
 def price(material: Material) -> Draft:
     company = material.company()
     quote = material.quote(company)
-    return Draft(
-        entities=(company.symbol,),
-        slots=named(company),
-        steps=(call("fmp_get_quote", symbol=company.symbol),),
-        answer=asked(quote.price),
-        says=f"{company.symbol} trades at ${quote.price:.2f}.",
-    )
+    steps = (call("fmp_get_quote", symbol=company.symbol),)
+    answer = asked(quote.price)
+    return Draft((company.symbol,), named(company), steps, answer, f"{company.symbol} trades at ${quote.price:.2f}.")
 
 
 @family(EASY)
 def day_range(material: Material) -> Draft:
     company, (what, read) = material.company(), material.one(_OF_QUOTE)
     value = read(material.quote(company))
-    return Draft(
-        entities=(company.symbol, what),
-        slots=named(company, what=what),
-        steps=(call("fmp_get_quote", symbol=company.symbol),),
-        answer=asked(value),
-        says=f"{company.symbol}: the {what} is ${value:.2f}.",
-    )
+    steps = (call("fmp_get_quote", symbol=company.symbol),)
+    says = f"{company.symbol}: the {what} is ${value:.2f}."
+    return Draft((company.symbol, what), named(company, what=what), steps, asked(value), says)
 
 
 @family(EASY)
 def change_percent(material: Material) -> Draft:
     company = material.company()
     change = material.quote(company).change_percent
-    return Draft(
-        entities=(company.symbol,),
-        slots=named(company),
-        steps=(call("fmp_get_change_percent", symbol=company.symbol),),
-        answer=asked(change),
-        says=f"{company.symbol} has moved by {change:+.2f}% today.",
-    )
+    steps = (call("fmp_get_change_percent", symbol=company.symbol),)
+    says = f"{company.symbol} has moved by {change:+.2f}% today."
+    return Draft((company.symbol,), named(company), steps, asked(change), says)
 
 
 @family(EASY)
 def previous_close(material: Material) -> Draft:
     company = material.company()
     close = material.quote(company).previous_close
-    return Draft(
-        entities=(company.symbol,),
-        slots=named(company),
-        steps=(call("fmp_get_previous_close", symbol=company.symbol),),
-        answer=asked(close),
-        says=f"{company.symbol} closed at ${close:.2f}.",
-    )
+    steps = (call("fmp_get_previous_close", symbol=company.symbol),)
+    return Draft((company.symbol,), named(company), steps, asked(close), f"{company.symbol} closed at ${close:.2f}.")
 
 
 @family(EASY)
@@ -122,51 +98,36 @@ def last_session(material: Material) -> Draft:
     company, (what, read) = material.company(), material.one(OF_BAR)
     bar = material.market.previous_close(company.symbol)
     assert bar is not None  # every company of the world is traded
-    return Draft(
-        entities=(company.symbol, what),
-        slots=named(company, what=what),
-        steps=(call("polygon_get_previous_close", ticker=company.symbol),),
-        answer=asked(read(bar)),
-        says=f"The {what} of {company.symbol} was ${read(bar):.2f}.",
-    )
+    steps = (call("polygon_get_previous_close", ticker=company.symbol),)
+    says = f"The {what} of {company.symbol} was ${read(bar):.2f}."
+    return Draft((company.symbol, what), named(company, what=what), steps, asked(read(bar)), says)
 
 
 @family(EASY)
 def chief(material: Material) -> Draft:
     company = material.company()
-    return Draft(
-        entities=(company.symbol,),
-        slots=named(company),
-        steps=(call("fmp_get_company_profile", symbol=company.symbol),),
-        answer=choice(company.ceo, (other.ceo for other in material.market.companies)),
-        says=f"The CEO of {company.symbol} is {company.ceo}.",
-    )
+    steps = (call("fmp_get_company_profile", symbol=company.symbol),)
+    answer = choice(company.ceo, (other.ceo for other in material.market.companies))
+    return Draft((company.symbol,), named(company), steps, answer, f"The CEO of {company.symbol} is {company.ceo}.")
 
 
 @family(EASY)
 def staff(material: Material) -> Draft:
     company = material.company()
     assert company.employees is not None  # every company of the world has one
-    return Draft(
-        entities=(company.symbol,),
-        slots=named(company),
-        steps=(call("polygon_get_ticker_details", ticker=company.symbol),),
-        answer=asked(company.employees, 0),
-        says=f"{company.name} has {company.employees} employees.",
-    )
+    steps = (call("polygon_get_ticker_details", ticker=company.symbol),)
+    answer = asked(company.employees, 0)
+    return Draft((company.symbol,), named(company), steps, answer, f"{company.name} has {company.employees} employees.")
 
 
 @family(EASY)
 def listed_name(material: Material) -> Draft:
     company = material.company()
     names = (other.name.removesuffix(".") for other in material.market.companies)
-    return Draft(
-        entities=(company.symbol,),
-        slots={"symbol": company.symbol},
-        steps=(call("fmp_search_ticker", query=company.symbol),),
-        answer=choice(company.name.removesuffix("."), names),
-        says=f"{company.symbol} is the ticker of {company.name}",
-    )
+    steps = (call("fmp_search_ticker", query=company.symbol),)
+    answer = choice(company.name.removesuffix("."), names)
+    says = f"{company.symbol} is the ticker of {company.name}"
+    return Draft((company.symbol,), {"symbol": company.symbol}, steps, answer, says)
 
 
 @family(EASY)
@@ -175,13 +136,9 @@ def earnings(material: Material) -> Draft:
     value = read(material.statements(company, period)[0])
     # Annual is the tool's default, so a call without the period is right, too.
     matters = {"symbol": company.symbol} | ({} if period is Period.ANNUAL else {"period": period.value})
-    return Draft(
-        entities=(company.symbol, what, when),
-        slots=named(company, what=what, when=when),
-        steps=(Step(tool="fmp_get_income_statement", matters=matters),),
-        answer=asked(value, 0),
-        says=f"The {what} of {company.symbol} in its {when} was ${value}.",
-    )
+    steps = (Step(tool="fmp_get_income_statement", matters=matters),)
+    says = f"The {what} of {company.symbol} in its {when} was ${value}."
+    return Draft((company.symbol, what, when), named(company, what=what, when=when), steps, asked(value, 0), says)
 
 
 @family(EASY)
@@ -197,38 +154,27 @@ def polygon_headline(material: Material) -> Draft | None:
 @family(EASY)
 def home_city(material: Material) -> Draft:
     company = material.company()
-    return Draft(
-        entities=(company.symbol,),
-        slots=named(company),
-        steps=(call("tavily_qna_search", free={"query": f"Where is {company.name} based?"}),),
-        answer=choice(company.city, (other.city for other in material.market.companies)),
-        says=f"{company.name} has its headquarters in {company.city}.",
-    )
+    steps = (call("tavily_qna_search", free={"query": f"Where is {company.name} based?"}),)
+    answer = choice(company.city, (other.city for other in material.market.companies))
+    says = f"{company.name} has its headquarters in {company.city}."
+    return Draft((company.symbol,), named(company), steps, answer, says)
 
 
 @family(EASY)
 def founding_year(material: Material) -> Draft:
     company = material.company()
     assert company.founded is not None  # every company of the world has one
-    return Draft(
-        entities=(company.symbol,),
-        slots=named(company),
-        steps=(call("tavily_search", free={"query": f"{company.name} company profile", "max_results": 1}),),
-        answer=asked(company.founded, 0),
-        says=f"{company.name} was founded in {company.founded}.",
-    )
+    steps = (call("tavily_search", free={"query": f"{company.name} company profile", "max_results": 1}),)
+    answer = asked(company.founded, 0)
+    return Draft((company.symbol,), named(company), steps, answer, f"{company.name} was founded in {company.founded}.")
 
 
 @family(EASY)
 def channel_id(material: Material) -> Draft:
     channel = material.one(material.channels)
-    return Draft(
-        entities=(channel.name,),
-        slots={"room": channel.name},
-        steps=(call("list_slack_channels"),),
-        answer=choice(channel.id, (other.id for other in material.rooms)),
-        says=f"The id of #{channel.name} is {channel.id}.",
-    )
+    steps = (call("list_slack_channels"),)
+    answer = choice(channel.id, (other.id for other in material.rooms))
+    return Draft((channel.name,), {"room": channel.name}, steps, answer, f"The id of #{channel.name} is {channel.id}.")
 
 
 @family(EASY)
@@ -237,13 +183,10 @@ def author(material: Material) -> Draft:
     messages = material.workspace.history(channel.id, 100)
     people = {message.user for room in material.rooms for message in material.workspace.history(room.id, 100)}
     author = messages[place].user
-    return Draft(
-        entities=(channel.name, _MESSAGES[place]),
-        slots={"room": channel.name, "place": _MESSAGES[place]},
-        steps=(call("get_slack_channel_history", free={"channel_id": channel.id}),),
-        answer=choice(author, people),
-        says=f"The {_MESSAGES[place]} message in #{channel.name} is by {author}.",
-    )
+    entities = (channel.name, _MESSAGES[place])
+    steps = (call("get_slack_channel_history", free={"channel_id": channel.id}),)
+    says = f"The {_MESSAGES[place]} message in #{channel.name} is by {author}."
+    return Draft(entities, {"room": channel.name, "place": _MESSAGES[place]}, steps, choice(author, people), says)
 
 
 @family(MEDIUM)
@@ -255,16 +198,10 @@ def mentioned_price(material: Material) -> Draft | None:
         return None
     symbol = mentioned.pop()
     quote = material.quote(symbol)
-    return Draft(
-        entities=(channel.name, _MESSAGES[place]),
-        slots={"room": channel.name, "place": _MESSAGES[place]},
-        steps=(
-            call("get_slack_channel_history", free={"channel_id": channel.id}),
-            call("fmp_get_quote", symbol=symbol),
-        ),
-        answer=asked(quote.price),
-        says=f"The message is about {symbol}, which trades at ${quote.price:.2f}.",
-    )
+    entities = (channel.name, _MESSAGES[place])
+    steps = (call("get_slack_channel_history", free={"channel_id": channel.id}), call("fmp_get_quote", symbol=symbol))
+    says = f"The message is about {symbol}, which trades at ${quote.price:.2f}."
+    return Draft(entities, {"room": channel.name, "place": _MESSAGES[place]}, steps, asked(quote.price), says)
 
 
 @family(MEDIUM)
@@ -275,10 +212,6 @@ def partner_price(material: Material) -> Draft | None:
         return None
     (partner,) = (symbol for symbol in deals[0].symbols if symbol != company.symbol)
     quote = material.quote(partner)
-    return Draft(
-        entities=(company.symbol,),
-        slots=named(company),
-        steps=(call("polygon_get_news", ticker=company.symbol), call("fmp_get_quote", symbol=partner)),
-        answer=asked(quote.price),
-        says=f"{company.symbol} signed with {partner}, which trades at ${quote.price:.2f}.",
-    )
+    steps = (call("polygon_get_news", ticker=company.symbol), call("fmp_get_quote", symbol=partner))
+    says = f"{company.symbol} signed with {partner}, which trades at ${quote.price:.2f}."
+    return Draft((company.symbol,), named(company), steps, asked(quote.price), says)
