@@ -41,15 +41,14 @@ PEOPLE = people()[:16]
 PORT = 8907
 
 
-def pages(folder: Path, address: str) -> list[str]:
+def pages(folder: Path, address: str, suffix: str) -> list[str]:
     """Write a page for each person; return their addresses."""
-    addresses = {row["name"]: f"{address}/{row['name'].lower()}.html" for row in people()}
+    addresses = {row["name"]: f"{address}/{row['name'].lower()}.{suffix}" for row in people()}
     for row in PEOPLE:
         lines = (f"Town: {row['town']}", f"Born: {row['born']}", f"Friend: {addresses[row['friend']]}")
-        text = "".join(f"<p>{line}</p>\n" for line in lines)
-        (folder / f"{row['name'].lower()}.html").write_text(
-            f"<html><head><title>{row['name']}</title></head><body><h1>{row['name']}</h1>{text}</body></html>"
-        )
+        html = f"<h1>{row['name']}</h1>" + "".join(f"<p>{line}</p>\n" for line in lines)
+        text = html if suffix == "html" else "\n".join(lines)
+        (folder / f"{row['name'].lower()}.{suffix}").write_text(text)
     return [addresses[row["name"]] for row in PEOPLE]
 
 
@@ -63,12 +62,13 @@ def duckdb(folder: Path) -> dict[str, Any]:
 
 
 def markdown(folder: Path) -> dict[str, Any]:
-    values = {"uri": pages(folder, f"file://{folder}")}
+    values = {"uri": pages(folder, f"file://{folder}", "html")}
     return {"values": values, "settings": {"markitdown": {"read_only": ["convert_to_markdown"]}}}
 
 
 def web(folder: Path) -> dict[str, Any]:
-    return {"values": {"url": pages(folder, f"http://127.0.0.1:{PORT}")}}
+    # For HTML, the server starts a Node program whose parts its package does not bring.
+    return {"values": {"url": pages(folder, f"http://127.0.0.1:{PORT}", "txt")}}
 
 
 def thoughts(folder: Path) -> dict[str, Any]:
@@ -153,7 +153,8 @@ def synthesize(folder: Path, servers: Path, hints: Path | None, count: int) -> d
     command = [sys.executable, "-m", "mcprl", "tasks", "synthesize", *words]
     made = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     if made.returncode:
-        return {"tasks": 0, "error": " ".join(made.stderr.split()).replace(str(folder.parent), "FOLDER")}
+        last = made.stderr.strip().rpartition("\n" if "Traceback" in made.stderr else "mcprl: ")[2]
+        return {"tasks": 0, "error": " ".join(last.split()).replace(str(folder.parent), "FOLDER")}
     report = json.loads((folder / "report.json").read_text())
     recount = [sys.executable, str(ROOT / "bench" / "synthesis.py"), "--servers", str(servers), "--tasks", str(folder)]
     shown = subprocess.run([*recount, *given], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True)

@@ -1005,16 +1005,15 @@ class RunConfig(Section):
     @property
     def sends_weights(self) -> bool:
         """Return whether the learner sends all weights to vLLM instead of writing each version to files."""
-        return self.sampling.vllm.weight_transfer == "direct"
+        return self.sampling.vllm.weight_transfer == "direct" and self.learner.tuning == "full"
 
     @model_validator(mode="after")
     def _weights_can_be_sent(self) -> RunConfig:
-        servers, learner = self.placement.sampler, self.learner
-        is_zero3 = learner.processes > 1 and learner.sharding == "zero3"
-        if self.sends_weights and (self.engine != "vllm" or learner.tuning != "full" or servers.urls or is_zero3):
+        is_zero3 = self.learner.processes > 1 and self.learner.sharding == "zero3"
+        if self.sends_weights and (self.engine != "vllm" or self.placement.sampler.urls or is_zero3):
             raise ValueError(
                 "sampling.vllm.weight_transfer=direct sends all weights to vLLM servers that the run starts: it needs "
-                "engine=vllm, learner.tuning=full, learner.sharding=fsdp2, no placement.sampler.urls; set it to files"
+                "engine=vllm, learner.sharding=fsdp2 and no placement.sampler.urls; set it to files"
             )
         return self
 

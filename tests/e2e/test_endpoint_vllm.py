@@ -36,7 +36,9 @@ QUESTIONS = (
 
 
 def task(number: int, question: str, name: str) -> Task:
-    zone = next(person["timezone"] for person in PEOPLE if person["name"] == name)
+    # Every other goal wants somebody else's time zone, so that scores differ.
+    whose = NAMES[NAMES.index(name) - number % 2]
+    zone = next(person["timezone"] for person in PEOPLE if person["name"] == whose)
     calls = {"find_person": {"name": name}, "get_current_time": {"timezone": zone}}
     return Task(
         id=f"{number}-{name}",
@@ -60,9 +62,17 @@ class TaughtVllm(SharedVllm):
 
 @pytest.fixture
 def taught_vllm(root, taught_qwen3, tmp_path):
-    """The model has the chat template that `renderer: chatml` is: endpoints render prompts by the template."""
+    """The model has the chat template that `renderer: chatml` is: endpoints render prompts by the template.
+
+    They tokenize whole conversations, so no token may span the beginning of a turn. Unlike those of real models, this
+    vocabulary has such tokens.
+    """
     folder = shutil.copytree(taught_qwen3, tmp_path / "model")
     shutil.copy(root / "scripts" / "chatml-tools.jinja", folder / "chat_template.jinja")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"String": "assistant\n"}, "behavior": "MergedWithPrevious", "invert": False}
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, tokenizer["pre_tokenizer"]]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     served = TaughtVllm(folder, tmp_path / "vllm.log")
     yield served
     served.close()

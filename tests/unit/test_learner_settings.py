@@ -37,9 +37,8 @@ REFUSED = {
     "weights of ZeRO-3 without files": (
         "qwen3-full-zero3",
         DIRECT,
-        r"weight_transfer=direct .* needs engine=vllm, learner\.tuning=full, learner\.sharding=fsdp2",
+        r"weight_transfer=direct .* needs engine=vllm, learner\.sharding=fsdp2",
     ),
-    "an adapter without files": ("qwen3-full-zero3", (*LORA, *DIRECT), r"weight_transfer=direct .* set it to files"),
     "weights without files, to other hosts": (
         "qwen3-full-zero3",
         (*DIRECT, "learner.sharding=fsdp2", "placement.sampler.urls=[http://10.0.0.1:8000]"),
@@ -47,6 +46,7 @@ REFUSED = {
     ),
 }
 TAKEN = {
+    "an adapter is always in files": ("qwen3-full-zero3", (*LORA, *DIRECT)),
     "weights without files": ("qwen3-full-zero3", (*DIRECT, "learner.sharding=fsdp2")),
     "merged adapters in float32": ("hello-cpu", ()),
     "no adapter to merge": ("hello-cpu", ("model.dtype=bfloat16", "learner.tuning=full")),

@@ -28,7 +28,7 @@ from mcprl.secrets import HUB_VARIABLES, environment_without_keys
 
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
-    from mcprl.samplers.sampler import Receiver
+    from mcprl.learning.learner import Receiver
 
 SOCKET_VARIABLE = "MCPRL_LEARNER_SOCKET"
 """The environment variable that tells a process which socket to connect to."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from mcprl.config import RunConfig
 from mcprl.placement import gpu_memories, place
@@ -16,7 +16,6 @@ from mcprl.records import Batch, Columns, Readings, Trajectory, Update, Weights
 
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
-    from mcprl.samplers.sampler import Receiver
     from mcprl.skyrl.engine import SkyrlEngine
 
 P = ParamSpec("P")
@@ -69,6 +68,14 @@ class Learner(Protocol):
 
     async def state_bytes(self) -> int:
         """Return the size of the files that `save_state` writes after the first update, summed over all processes."""
+        ...
+
+
+class Receiver(Protocol):
+    """A server that receives weights. It is pickled for each process of the learner."""
+
+    def receive(self, model: Any, tensors: Callable[[], Iterator[Any]], *, device: Any, dtype: Any, rank: int) -> None:
+        """Receive the parameters of a model, which `tensors` yields whole and by name. Each process calls this."""
         ...
 
 

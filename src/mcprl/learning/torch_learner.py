@@ -32,7 +32,7 @@ from mcprl.records import Batch, Update, Weights
 
 if TYPE_CHECKING:
     from mcprl.grammar.masks import Grammars
-    from mcprl.samplers.sampler import Receiver
+    from mcprl.learning.learner import Receiver
 
 
 class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
@@ -141,11 +141,14 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         return self._state().tensors | self.optimisation.expected()
 
     def _send(self, receiver: Receiver) -> int:
-        from mcprl.samplers.vllm_transfer import Source, send_weights
-
         processes, dtype = self._processes, getattr(torch, self._config.model.dtype)
-        source = Source(self.policy.model, lambda: processes.whole_tensors(self.policy), processes.device, dtype)
-        send_weights(receiver, source, rank=processes.rank)
+        receiver.receive(
+            self.policy.model,
+            lambda: processes.whole_tensors(self.policy),
+            device=processes.device,
+            dtype=dtype,
+            rank=processes.rank,
+        )
         return self._weights.version
 
     def _write_weights(self, version: int) -> Weights:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from mcprl.errors import MissingLogprobError
 from mcprl.records import FinishReason, Weights
@@ -63,6 +63,15 @@ class Receiver:
     socket: Path
     backend: str
     workers: int
+
+    def receive(self, model: Any, tensors: Callable[[], Iterator[Any]], *, device: Any, dtype: Any, rank: int) -> None:
+        """Receive the parameters of a model, which `tensors` yields whole and by name. Each learner process calls this.
+
+        Raises SamplerLostError if the server fails. It may then have layers of both versions, and must be killed.
+        """
+        from mcprl.samplers.vllm_transfer import Source, send_weights
+
+        send_weights(self, Source(model, tensors, device, dtype), rank=rank)
 
 
 class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):

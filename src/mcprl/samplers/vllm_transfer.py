@@ -63,10 +63,7 @@ class Source(WeightSource):
 
 
 def send_weights(receiver: Receiver, source: WeightSource, *, rank: int) -> None:
-    """Send the weights to a server. All processes of a learner call this; the first one talks to the server.
-
-    Raises SamplerLostError if the server fails. It must then be killed, because it may have layers of both versions.
-    """
+    """Send the weights to a server, as `Receiver.receive` says. Only the first process of a learner talks to it."""
     with closing(_Client(receiver)) as client:
         factory: Any = WeightTransferTrainerFactory
         engine = factory.trainer_init(_init_info(receiver, rank), client=client, source=source)

@@ -251,8 +251,10 @@ def test_the_line_of_metrics_is_written_last_and_each_file_is_synced_before_the_
 
     def sync(descriptor: int) -> None:
         real_sync(descriptor)
+        synced = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        assert synced.name not in ("health.jsonl", "metrics.jsonl") or synced.read_bytes(), "its line is in a buffer"
         there = {str(path.relative_to(folder.path)) for path in folder.path.rglob("*")}
-        seen.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, [name for name in names if name in there]))
+        seen.append((synced.name, [name for name in names if name in there]))
 
     monkeypatch.setattr(os, "fsync", sync)
     folder.record_step(0, step_record([make_group()], {}, [FINE]))

@@ -29,7 +29,16 @@ from mcprl_synthesis.derived_checks import REWARDS
 from mcprl_synthesis.reading import fields_of, junk
 from mcprl_synthesis.synthesis import Synthesis, synthesize
 from mcprl_synthesis.world import World
-from synthesis_servers import INJECTION, PRODUCTS, make_broken, make_prose, make_shop, make_undeclared, shop_specs
+from synthesis_servers import (
+    INJECTION,
+    NAMES,
+    PRODUCTS,
+    make_broken,
+    make_prose,
+    make_shop,
+    make_undeclared,
+    shop_specs,
+)
 
 COUNT = 30
 
@@ -245,6 +254,13 @@ async def test_results_without_named_values_end_in_an_error_that_says_so(tmp_pat
     specs = [ServerSpec(name="prose", make=make_prose)]
     with pytest.raises(NoReachableToolError, match=r"nothing can be asked about the results of tell_story"):
         await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", count=4)
+
+
+async def test_hints_are_enough_for_a_single_tool_whose_results_are_numbers(tmp_path):
+    only = ServerSettings(allow=("find_maker",))
+    specs = [ServerSpec(name="shop", make=partial(make_shop, Counter()), settings=only)]
+    made = await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", hints={"maker": NAMES[:16]}, count=12)
+    assert {"single", "join"} <= {draft.plan.shape for draft in made.drafts}
 
 
 async def test_the_error_says_what_a_tool_answered_to_the_values_of_the_hints(tmp_path):

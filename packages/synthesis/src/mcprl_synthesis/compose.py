@@ -281,7 +281,7 @@ class Composer:
         op = stream.choice(("sum", "difference", "largest", "count"))
         number = 2 if op == "difference" else 4 if op == "count" else stream.choice((3, 4))
         slots = [slot for slot in self.values if len(self.values[slot]) >= number and self._numbers(slot[0])]
-        lists = [(source, found) for source, found in self.follows.items() if _is_of_list(source[1])]
+        lists = [(source, found) for source, found in self.follows.items() if source[0] and _is_of_list(source[1])]
         way = _pick([(source, slot) for source, found in lists for slot in found if self._numbers(slot[0])], stream)
         slot = (None if way is None else way[1]) if linked else _pick(slots, stream)
         if slot is None or (first := self._linked(slot, 0, ("", ""), stream)) is None:
