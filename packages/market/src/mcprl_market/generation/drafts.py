@@ -39,7 +39,7 @@ _MESSAGES_SHOWN = 1
 _NUMBERS_IN_A_POST = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Material:
     """The part of the world that one split may use, and the random stream that draws from it.
 
@@ -102,21 +102,10 @@ class Material:
 def split_material(market: Market, workspace: Workspace, seed: int) -> tuple[Material, Material]:
     """Split the world into four fifths for training and one fifth for validation, without overlap."""
     draws = Draws(seed, "tasks", "split", market.name)
-    companies = _split(market.companies, draws)
-    channels = _split(workspace.channels(), draws)
-    weeks = _split(_trading_weeks(market), draws)
-    ranks = _split(range(1, _RANKS + 1), draws)
+    companies, channels = _split(market.companies, draws), _split(workspace.channels(), draws)
+    weeks, ranks = _split(_trading_weeks(market), draws), _split(range(1, _RANKS + 1), draws)
     train, validation = (
-        Material(
-            market=market,
-            workspace=workspace,
-            companies=companies[side],
-            channels=channels[side],
-            weeks=weeks[side],
-            ranks=ranks[side],
-            draws=draws,
-        )
-        for side in (0, 1)
+        Material(market, workspace, *parts, draws) for parts in zip(companies, channels, weeks, ranks, strict=True)
     )
     return train, validation
 

@@ -53,10 +53,8 @@ def correlation(data: Any) -> dict[str, Any]:
     if table.shape[1] < 2:
         raise ValueError(f"a correlation needs 2 columns of numbers, but there is only {', '.join(map(str, table))}")
     matrix = table.corr()
-    return {
-        "rows": len(table),
-        "correlation": {str(a): {str(b): _rounded(matrix.loc[a, b]) for b in matrix} for a in matrix},
-    }
+    found = {str(a): {str(b): _rounded(matrix.loc[a, b]) for b in matrix} for a in matrix}
+    return {"rows": len(table), "correlation": found}
 
 
 def _table(data: Any) -> pd.DataFrame:

@@ -80,17 +80,12 @@ def largest_rise(material: Material) -> Draft | None:
     rise = max(after - before for before, after in pairwise(closes))
     if rise <= 0:
         return None
-    steps = ["[b - a for a, b in zip(data, data[1:])]", "max(data)"]
-    return Draft(
-        entities=(company.symbol, week[0].isoformat()),
-        slots=named(company, **span(week)),
-        steps=(
-            bars_step(company, week),
-            call("create_data_pipeline", free={"pipeline_steps": steps, "input_data": json.dumps(closes)}),
-        ),
-        answer=asked(rise, at_most=8),
-        says=f"The largest rise from one close to the next was ${rise:.2f}.",
-    )
+    pipeline = ["[b - a for a, b in zip(data, data[1:])]", "max(data)"]
+    free = {"pipeline_steps": pipeline, "input_data": json.dumps(closes)}
+    steps = (bars_step(company, week), call("create_data_pipeline", free=free))
+    says = f"The largest rise from one close to the next was ${rise:.2f}."
+    entities = (company.symbol, week[0].isoformat())
+    return Draft(entities, named(company, **span(week)), steps, asked(rise, at_most=8), says)
 
 
 @family(EASY)
@@ -150,15 +145,11 @@ def larger_value(material: Material) -> Draft | None:
     if values[0] is None or values[1] is None or values[0] == values[1]:
         return None
     winner, value = (first, values[0]) if values[0] > values[1] else (second, values[1])
-    return Draft(
-        entities=tuple(sorted((first.symbol, second.symbol))),
-        slots=named(first, second),
-        steps=(call("fmp_get_quote", symbol=first.symbol), call("fmp_get_quote", symbol=second.symbol)),
-        # Only one number may be given: an answer with both values does not say which one is larger.
-        answer=asked(value, 0, at_most=1),
-        says=f"{winner.name} is worth more: ${value}.",
-        in_any_order=True,
-    )
+    entities = tuple(sorted((first.symbol, second.symbol)))
+    steps = (call("fmp_get_quote", symbol=first.symbol), call("fmp_get_quote", symbol=second.symbol))
+    # Only one number may be given: an answer with both values does not say which one is larger.
+    answer, says = asked(value, 0, at_most=1), f"{winner.name} is worth more: ${value}."
+    return Draft(entities, named(first, second), steps, answer, says, in_any_order=True)
 
 
 @family(MEDIUM)
