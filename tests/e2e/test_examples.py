@@ -46,12 +46,12 @@ def test_python_without_yaml_trains_and_evaluates(tiny_qwen3, tmp_path):
     assert (tmp_path / "outputs" / "from-python" / "summary.json").is_file()
 
 
-def test_the_users_own_code_trains_in_every_place(tiny_qwen3, tmp_path):
+def test_the_users_own_code_trains_in_every_place(taught_qwen3, tmp_path):
     folder = shutil.copytree(EXAMPLES / "own_code", tmp_path / "own_code")
     settings = (
-        f"model.path={tiny_qwen3}",
+        f"model.path={taught_qwen3}",
         "engine=transformers",
-        "sampling.max_tokens=16",
+        "sampling.max_tokens=48",
         "algorithm.min_learnable_tokens=1",
         "training.steps=2",
     )
