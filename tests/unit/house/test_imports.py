@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "grammar": BASE | {"chat"},
     "samplers": BASE | {"chat", "grammar"},
     "episodes": BEFORE_EPISODES,
-    "learning": BASE | {"chat", "grammar", "samplers"},
+    "learning": BASE | {"chat", "grammar"},
     # What is on disk is read without torch.
     "runs": BASE | {"tasks", "tools", "episodes"},
     # The doctor plays a sample of episodes as training does, and health is judged while training runs.
@@ -90,7 +90,14 @@ OWNERS = {
     "deepspeed": ("learning/sharding.py",),
     "peft": ("learning/", "samplers/transformers.py"),
     "accelerate": ("learning/", "samplers/transformers.py"),
-    "transformers": ("chat/", "grammar/masks.py", "learning/", "samplers/", "skyrl/serve.py"),
+    "transformers": (
+        "chat/",
+        "grammar/masks.py",
+        "learning/",
+        "samplers/transformers.py",
+        "samplers/skyrl.py",
+        "skyrl/serve.py",
+    ),
     "renderers": ("chat/", "grammar/calls.py"),
     "xgrammar": ("grammar/masks.py",),
     "duckdb": ("mcprl_dashboard/",),
