@@ -32,6 +32,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 SECONDS = {
     "e2e/test_skyrl_engine.py": 180,
     "e2e/test_wheel.py": 150,
+    "e2e/test_examples.py": 120,
     "e2e/test_killed_vllm.py": 110,
     "e2e/test_two_processes.py": 110,
     "e2e/test_exact_logprobs.py": 100,
@@ -43,18 +44,34 @@ SECONDS = {
     "security/test_sandbox_escapes.py": 60,
     "contract/tools/test_pool.py": 60,
     "e2e/test_scaffolded_project.py": 60,
+    "e2e/test_imported_project.py": 60,
     "contract/tools/test_connection.py": 55,
     "unit/tracking/test_tracker_libraries.py": 55,
     "security/test_sandbox_episodes.py": 50,
     "e2e/test_skyrl_gym.py": 50,
     "contract/servers/test_generated_tasks.py": 50,
+    "e2e/test_other_trainers.py": 50,
     "unit/cli/test_tools_commands.py": 45,
     "contract/servers/test_slack_live.py": 45,
+    "e2e/test_python_api.py": 45,
+    "unit/episodes/test_reward_functions.py": 45,
+    "unit/checks/doctor/test_planted_faults.py": 45,
     "e2e/test_shutdown_run.py": 40,
     "unit/chat/test_real_world_schemas.py": 35,
+    "unit/synthesis/test_synthesize.py": 35,
+    "unit/learning/test_toy_task.py": 35,
     "unit/training/test_resumed_settings.py": 30,
     "unit/episodes/test_faults_of_the_policy.py": 30,
+    "unit/agents/test_agent_faults.py": 30,
+    "contract/servers/test_bfcl_server.py": 30,
+    "contract/servers/test_market_data_live.py": 30,
+    "contract/servers/test_python_server.py": 30,
     "unit/cli/test_parity_command.py": 25,
+    "contract/servers/test_tavily_live.py": 25,
+    "contract/servers/test_play.py": 25,
+    "contract/tools/test_toolbox.py": 25,
+    "contract/tools/test_http_eras.py": 25,
+    "unit/samplers/test_vllm_whole_weights.py": 25,
     "e2e/test_same_whatever_the_concurrency.py": 20,
     "e2e/test_eval_run.py": 20,
     "e2e/test_tracked_run.py": 20,
@@ -176,6 +193,20 @@ def smollm2() -> Path:
 def tiny_qwen3() -> Path:
     """A random Qwen3 of a few million parameters with Qwen's real vocabulary."""
     return _needed(ROOT / ".cache" / "models" / "tiny-qwen3")
+
+
+@pytest.fixture(scope="session")
+def chat(tiny_qwen3: Path) -> Any:
+    """The tiny model's chat, loaded once."""
+    from mcprl.chat import load_chat
+
+    return load_chat(str(tiny_qwen3), "chatml")
+
+
+@pytest.fixture(scope="session")
+def encode(chat: Any) -> Callable[[str], list[int]]:
+    """Text to ids as the model would emit them, special tokens included."""
+    return lambda text: chat.tokenizer.encode(text, add_special_tokens=False)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The tiny model's chat, and episodes that an agent plays with scripted or real turns."""
+"""Episodes that an agent plays with scripted or real turns."""
 
 from __future__ import annotations
 
@@ -14,20 +14,8 @@ sys.path.append(str(Path(__file__).parents[1] / "episodes"))
 
 from staged_episodes import FunctionTools, RecordingSampler, make_config
 
-from mcprl.chat import Chat, load_chat
 from mcprl.config import AgentConfig
 from mcprl_agents.runner import open_agents
-
-
-@pytest.fixture(scope="session")
-def chat(tiny_qwen3) -> Chat:
-    return load_chat(str(tiny_qwen3), "chatml")
-
-
-@pytest.fixture(scope="session")
-def encode(chat):
-    """Text to ids as the model would emit them, special tokens included."""
-    return lambda text: chat.tokenizer.encode(text, add_special_tokens=False)
 
 
 @pytest.fixture
