@@ -431,7 +431,15 @@ class Chat:
         return not any(token_id in self.stop_token_ids for token_id in sampled_ids[:-1])
 
     def _specs(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-        return [self._control_text.defused(dict(tool)) for tool in tools]
+        """Return the tools as the renderer expects them.
+
+        Many families write each tool into the prompt as it is, and saw it in OpenAI's form when they were trained:
+        {"type": "function", "function": {"name": …}}. Servers of chats, such as vLLM's, give it in this form too.
+        """
+        shown: list[dict[str, Any]] = [self._control_text.defused(dict(tool)) for tool in tools]
+        if isinstance(self._renderer, RoleRenderer) or self._traits.call_example is not None:
+            return shown  # we write these ourselves
+        return [{"type": "function", "function": tool} for tool in shown]
 
     def _shown(self, message: Message) -> dict[str, Any]:
         return self._control_text.defused(dict(message)) if message["role"] == "tool" else dict(message)

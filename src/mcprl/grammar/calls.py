@@ -173,7 +173,7 @@ def make_grammar(
     _check_stops(syntax, stop)
     work = GrammarWork(together=True)
     turns = _Turns(syntax, chat.tokenizer, control_tokens(chat.tokenizer), chat.stop_token_ids[0], tuple(stop), work)
-    tags = [turns.call_tag(tool, loose=_spec(tool)["name"] in loose_tools) for tool in tools]
+    tags = [turns.call_tag(tool, loose=tool["name"] in loose_tools) for tool in tools]
     if mode == "act":
         body = _sequence([_GAP, _or([*([turns.calls(tags)] if tags else []), turns.answer()])])
     else:
@@ -182,10 +182,6 @@ def make_grammar(
     return json.dumps(
         {"type": "structural_tag", "format": _sequence([*turns.thinking(chat.thinking), body])}, separators=(",", ":")
     )
-
-
-def _spec(tool: ToolSpec) -> ToolSpec:
-    return tool.get("function", tool)
 
 
 def _check_stops(syntax: CallSyntax, stop: Sequence[str]) -> None:
@@ -271,7 +267,7 @@ class _Turns:
 
     def call_tag(self, tool: ToolSpec, *, loose: bool) -> Format:
         """Return the tag of one tool's calls."""
-        spec = _spec(tool)
+        spec = tool
         name, schema = str(spec["name"]), spec.get("parameters") or _NO_ARGUMENTS
         self._check_names(name, schema)
         is_json = self.syntax.fields is None

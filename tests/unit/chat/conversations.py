@@ -5,14 +5,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 FIND = {
-    "type": "function",
-    "function": {
-        "name": "find_person",
-        "description": "Città & fuso <orario> of a colleague's office.",
-        "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
-    },
+    "name": "find_person",
+    "description": "Città & fuso <orario> of a colleague's office.",
+    "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
 }
-LIST = {"type": "function", "function": {"name": "list_people", "parameters": {"type": "object", "properties": {}}}}
+LIST = {"name": "list_people", "parameters": {"type": "object", "properties": {}}}
 
 
 def call(tool: str, /, **arguments: object) -> dict[str, object]:

@@ -9,6 +9,8 @@ from conversations import (
     CALLING,
     CALLING_TWICE,
     CONVERSATION,
+    FIND,
+    LIST,
     MARKUP,
     RESULT,
     SYSTEM,
@@ -16,8 +18,6 @@ from conversations import (
     call,
     hostile_texts,
 )
-from conversations import FIND as FIND_OBJECT
-from conversations import LIST as LIST_OBJECT
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -27,7 +27,6 @@ from transformers import PreTrainedTokenizerFast
 from mcprl.chat.loading import ChatmlRenderer
 from mcprl.errors import BadValueError
 
-FIND, LIST = FIND_OBJECT["function"], LIST_OBJECT["function"]
 MESSAGES = st.sampled_from([SYSTEM, USER, CALLING, CALLING_TWICE, RESULT, ANSWER])
 TOOLS = st.sampled_from([None, [FIND], [FIND, LIST]])
 EMPTY_SYSTEM = {"role": "system", "content": ""}
@@ -51,7 +50,8 @@ def test_tokens_are_those_of_the_models_template(chatml, smol_tokenizer, message
 def test_tools_as_a_server_passes_them_are_the_same_tokens(chatml, smol_tokenizer):
     """vLLM gives the template OpenAI's objects, so the model sees the same prompt behind an endpoint."""
     ids = chatml.render_ids(CONVERSATION, tools=[FIND, LIST], add_generation_prompt=True)
-    assert ids == template_ids(smol_tokenizer, CONVERSATION, [FIND_OBJECT, LIST_OBJECT], True)
+    objects = [{"type": "function", "function": tool} for tool in (FIND, LIST)]
+    assert ids == template_ids(smol_tokenizer, CONVERSATION, objects, True)
 
 
 @given(messages=st.lists(MESSAGES, min_size=2, max_size=6), tools=st.sampled_from([None, [FIND]]), data=st.data())

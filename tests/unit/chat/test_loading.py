@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from conversations import FIND, RESULT, SYSTEM, USER
-from family_tokenizers import FAMILIES
+from family_tokenizers import FAMILIES, write_tokenizer
 from renderers import DefaultRendererConfig, create_renderer
 from transformers import AutoTokenizer
 
@@ -16,6 +17,8 @@ from mcprl.chat.loading import ChatmlRenderer
 from mcprl.chat.rendering import find_traits
 from mcprl.errors import BadValueError, UnbridgeableError
 
+PEERS = Path(__file__).resolve().parents[3] / ".venv-peers"
+TEMPLATES = list(PEERS.glob("lib/python*/site-packages/trl/chat_templates"))
 NONE, OPTIONAL, OPEN = Thinking.NONE, Thinking.OPTIONAL, Thinking.OPEN
 
 # How a turn begins by default, with thinking on, and off. Without a switch, both settings are refused.
@@ -73,6 +76,32 @@ def test_tools_and_messages_are_in_the_prompt(chat_of, family):
     assert text.count(SYSTEM["content"]) == 1
     assert text.count(USER["content"]) == 1
     assert "find_person" not in chat.decode(chat.open([USER], []))
+
+
+@pytest.mark.skipif(
+    not TEMPLATES, reason=".venv-peers, where TRL has the families' templates, is missing: scripts/setup"
+)
+@pytest.mark.parametrize(
+    ("family", "template"),
+    [
+        ("qwen3", "qwen3"),
+        ("qwen3-vl", "qwen3_vl"),
+        ("qwen3.5", "qwen3_5_think"),
+        ("qwen3.6", "qwen3_6"),
+        ("qwen3.8", "qwen3_8"),
+        ("glm-4.5", "glm4moe"),
+    ],
+)
+def test_tools_are_written_as_the_template_of_the_model_writes_them_when_it_is_served(
+    tiny_qwen3, tmp_path, family, template
+):
+    written = (TEMPLATES[0] / f"{template}.jinja").read_text()
+    chat = load_chat(str(write_tokenizer(FAMILIES[family], tiny_qwen3, tmp_path, template=written)), family)
+    served = [{"type": "function", "function": FIND}]
+    expected = chat.tokenizer.apply_chat_template(
+        [SYSTEM, USER], tools=served, add_generation_prompt=True, return_dict=False
+    )
+    assert list(chat.open([SYSTEM, USER], [FIND])) == expected
 
 
 def test_a_family_that_lists_no_tools_is_given_a_list_and_how_it_writes_calls_itself(chat_of):
@@ -170,8 +199,9 @@ def test_deepseek_v4_is_shown_several_results_as_it_writes_them(chat_of):
     calls = [{"type": "function", "function": {"name": "find_person", "arguments": {"name": n}}} for n in ("A", "B")]
     called = {"role": "assistant", "content": "", "tool_calls": calls}
     results = [{"role": "tool", "name": "find_person", "content": text} for text in ("Lima", "Rome")]
-    whole = chat._renderer.render_ids([USER, called, *results], tools=[FIND], add_generation_prompt=True)
-    before = chat._renderer.render_ids([USER, called], tools=[FIND])
+    tools = [{"type": "function", "function": FIND}]
+    whole = chat._renderer.render_ids([USER, called, *results], tools=tools, add_generation_prompt=True)
+    before = chat._renderer.render_ids([USER, called], tools=tools)
     prompt = chat.open([USER], [FIND])
     assert chat.extend(prompt, before[len(prompt) :], results, [FIND]) == tuple(whole[len(before) :])
     text = chat.decode(chat.extend(prompt, before[len(prompt) :], [*results, USER], [FIND]))

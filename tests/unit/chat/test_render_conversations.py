@@ -157,7 +157,7 @@ def numberless(text: str) -> str:
 
 def play(chat: Chat, rng: random.Random) -> int:
     """One conversation, with the bookkeeping of `mcprl.episodes.loop`. Returns the number of turns."""
-    tools = rng.choice([[FIND], [LIST, FIND], [FIND["function"]]])
+    tools = rng.choice([[FIND], [LIST, FIND]])
     messages = [{"role": "system", "content": said(rng, 6)}] if rng.random() < 0.5 else []
     messages.append({"role": "user", "content": f"Q {said(rng, 12)} Q"})
     token_ids: list[int] = list(chat.open(messages, tools))
