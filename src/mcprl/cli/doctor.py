@@ -71,7 +71,8 @@ def print_closing(console: Console, findings: Sequence[Finding], seconds: float)
         f"{count} {word}{'s' if count > 1 else ''}" for count, word in ((warn, "warning"), (bad, "error")) if count
     ]
     said += [f"{left} skipped"] if left else []
-    verdict = "Not ready" if bad else "Ready to train" if not left else "No errors found"
+    played = not any(finding.check == "sampler" and finding.severity is None for finding in findings)
+    verdict = "Not ready" if bad else "Ready to train" if played else "No errors found"
     style = STYLES[Severity.BAD if bad else Severity.WARN if warn else Severity.OK]
     console.print()
     console.print(Text(f"{verdict}: {', '.join(said)}; {seconds:.0f} s.", style=style))

@@ -103,6 +103,7 @@ DOCTOR: dict[str, tuple[str, ...]] = {
         "preamble-that-calls-a-tool-that-is-not-there",
         "prompt-that-names-a-tool-that-is-not-there",
     ),
+    "task_checks.check_isolation": ("writes-that-other-episodes-meet",),
     "task_checks._drift": ("recorded-call-that-drifted",),
     "parity._tokens": ("test_no_token_to_compare_is_refused",),
     "parity._cause": ("test_a_learner_that_does_not_replay_the_grammar_is_named",),

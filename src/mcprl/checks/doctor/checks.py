@@ -10,6 +10,7 @@ from mcprl.checks.doctor.resource_checks import check_disk, check_forecast, chec
 from mcprl.checks.doctor.server_checks import check_calls, check_keys, check_servers
 from mcprl.checks.doctor.task_checks import (
     check_against_tools,
+    check_isolation,
     check_leaks,
     check_preamble,
     check_task_file,
@@ -34,6 +35,7 @@ CHECKS = (
     Check(name="calls", run=check_calls, needs=lambda e: (e.specs, e.toolboxes)),
     Check(name="tasks and tools", run=check_against_tools, needs=lambda e: (e.config, e.tasks, e.catalog)),
     Check(name="preamble", run=check_preamble, needs=lambda e: (e.config, e.preamble, e.catalog)),
+    Check(name="isolation", run=check_isolation, needs=lambda e: (e.config, e.tasks, e.catalog)),
     Check(name="worlds", run=check_worlds, needs=lambda e: (e.tasks, e.catalog)),
     Check(name="leaks", run=check_leaks, needs=lambda e: (e.config, e.tasks)),
     Check(name="model", run=check_model, needs=lambda e: (e.config,)),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
+from mcprl.checks.doctor.examination import Examination, Finding, fine, skipped, warning, wrong, wrong_by
 from mcprl.checks.doctor.server_checks import judge_text
 from mcprl.checks.health.rules import CUTS, room_for
 from mcprl.checks.health.view import may_set, one_of, refill
@@ -112,7 +112,8 @@ async def _play_solutions(demonstrator: Demonstrator, examination: Examination) 
         await demonstrator.play(chosen, 0)
     except McprlError as error:
         return wrong_by("warm start", error)
-    return fine("warm start", f"ran {len(chosen)} of {len(tasks)} solutions: each solves its task")
+    which = "" if len(chosen) == len(tasks) else ", the longest among them"
+    return fine("warm start", f"ran {len(chosen)} of {len(tasks)} solutions{which}: each solves its task")
 
 
 async def check_parity(examination: Examination) -> AsyncIterator[Finding]:
@@ -262,7 +263,7 @@ def _answers(config: RunConfig, groups: Sequence[Group]) -> Finding:
     if not asked:
         return fine("answers", "no sampled task asks for an answer")
     unanswered = [t for t in asked if t.stop is not StopReason.ANSWERED]
-    figures = f"{len(unanswered)} of {len(asked)} episodes ended without an answer"
+    figures = f"{len(asked) - len(unanswered)} of {len(asked)} episodes ended with an answer"
     if len(unanswered) < len(asked):
         return fine("answers", figures)
     stops = Counter(t.stop for t in unanswered)
@@ -282,7 +283,7 @@ def _latency(groups: Sequence[Group], config: RunConfig) -> Finding:
         if observation.source is Source.LIVE and observation.server is not None
     ]
     if not seen:
-        return fine("tool latency", "unknown: no call reached a server")
+        return skipped("tool latency", "no call reached a server")
     latencies = sorted(observation.latency_s for observation in seen)
     middle, late = (latencies[math.ceil(share * len(latencies)) - 1] for share in (0.5, 0.95))
     figures = f"p50 {middle * 1000:.0f} ms, p95 {late * 1000:.0f} ms over {len(seen)} calls"

@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 from rich.filesize import decimal
 
-from mcprl.checks.doctor.examination import Examination, Finding, fine, needed_gpus, warning, wrong
+from mcprl.checks.doctor.examination import Examination, Finding, fine, needed_gpus, skipped, warning, wrong
 from mcprl.checks.health import Health
 from mcprl.checks.plan import Figure, make_plan, model_size
 from mcprl.placement import gpu_memories, place
@@ -30,6 +30,8 @@ async def check_forecast(examination: Examination) -> AsyncIterator[Finding]:
     plan = make_plan(config, examination.tasks.value.tasks, examination.preamble.value, gpus=gpus, known=known)
     run = plan.run
     time = "unknown without the required GPUs" if needed_gpus(config) > gpus else f"about {_duration(run.seconds)}"
+    if config.training.steps > 1 and needed_gpus(config) <= gpus:
+        time += f", {_duration(run.seconds / config.training.steps)} per step"
     basis = (
         "based on the sample episodes"
         if known
@@ -87,18 +89,18 @@ async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
     """Compare the memory that the run needs (measured, or estimated from the model's size) with the machine's."""
     config = examination.config.value
     if config.engine == "skyrl" and config.skyrl.url is not None:
-        yield fine("memory", f"not checked: the model is on the server at {config.skyrl.url}")
+        yield skipped("memory", f"the model is on the server at {config.skyrl.url}")
         return
     gpus = gpu_memories()
     size = model_size(_model_folder(examination))
     needs = size.memory_bytes(config, on_gpu=bool(gpus))
     if needs is None:
-        yield fine("memory", f"unknown, since the size of {config.model.path} is unknown")
+        yield skipped("memory", f"the size of {config.model.path} is unknown")
     elif gpus:
         yield await _gpu_memory(examination, needs, gpus)
     elif config.learner.processes > 1:
         share = _bytes(needs["learner"] / config.learner.processes)
-        yield fine("memory", f"not checked: this machine has no GPU; the learner needs about {share} per GPU")
+        yield skipped("memory", f"this machine has no GPU; the learner needs about {share} per GPU")
     else:
         yield _main_memory(needs, examination.memory_bytes)
 

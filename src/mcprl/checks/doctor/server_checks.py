@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
+from mcprl.checks.doctor.examination import Examination, Finding, fine, skipped, warning, wrong, wrong_by
 from mcprl.config import BudgetSettings, ServerSettings
 from mcprl.errors import (
     EmptyCatalogError,
@@ -233,7 +233,7 @@ async def _call(server: str, toolbox: Toolbox, tasks: Sequence[Task], settings: 
     name = f"call {server}"
     calls = _harmless_calls(tuple(toolbox.catalog), tasks)[:_CALLED_TOOLS]
     if not calls:
-        return [fine(name, "not called: the tasks contain no arguments for a read-only tool")]
+        return [skipped(name, "the tasks contain no arguments for a tool that is known to be read-only")]
     is_limited = settings.rate is not None or settings.budget != BudgetSettings()
     again = 0 if is_limited else _CALLS - len(calls)
     found: list[Finding] = []

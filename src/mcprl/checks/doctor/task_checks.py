@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mcprl.checks.doctor.examination import Examination, Finding, fine, warning, wrong, wrong_by
+from mcprl.checks.doctor.examination import Examination, Finding, fine, skipped, warning, wrong, wrong_by
 from mcprl.config import AlgorithmConfig, RunConfig, ServerSettings
 from mcprl.conversations import calls_in
 from mcprl.episodes.demonstrations import require_solutions
@@ -98,7 +99,7 @@ async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
     elif others:
         yield fine("leaks", f"none of {len(file.tasks)} tasks is also in {', '.join(path.name for path in others)}")
     else:
-        yield fine("leaks", "not checked: tasks.validation is not set")
+        yield skipped("leaks", "tasks.validation is not set")
     given = [task.id for task in file.tasks if _gives_its_answer(task)]
     if given:
         yield warning(
@@ -225,6 +226,30 @@ def _is_fixed(call: DriftedCall, settings: Mapping[str, ServerSettings]) -> bool
         return aliases.get(alias) == meant
 
     return bool(call.aliases) and all(has(one.server, one.setting, one.alias, one.meant) for one in call.aliases)
+
+
+async def check_isolation(examination: Examination) -> AsyncIterator[Finding]:
+    """Check that no task looks at what an episode wrote to a server that all episodes share."""
+    config, tasks = examination.config.value, examination.tasks.value.tasks
+    tools = {tool.name: tool for tool in examination.catalog.value}
+    kept = Counter(
+        server
+        for task in tasks
+        for server in {tools[state.tool].server for state in task.goal.state if state.tool in tools}
+    )
+    episodic = {tool.server for tool in tools.values() if tool.episodic}
+    settings = config.servers.settings
+    shared = [n for n in kept if n not in episodic and settings.get(n, ServerSettings()).isolation == "shared"]
+    for name in shared:
+        yield warning(
+            "isolation",
+            f"the `state` of {kept[name]} of {len(tasks)} tasks is read from server {name}, which all episodes share: "
+            "each meets what the others wrote",
+            fix=f"set servers.settings.{name}.isolation to per_episode, so that each episode gets a fresh server, or "
+            "make the server keep state per episode",
+        )
+    if kept and not shared:
+        yield fine("isolation", "no episode sees what another one writes")
 
 
 async def check_worlds(examination: Examination) -> AsyncIterator[Finding]:

@@ -61,6 +61,7 @@ BEFORE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("scoring", "leaks", "answers", "learnable"), (*_FILES, "leaks")),
     **dict.fromkeys(("keys", "server", "servers", "catalog"), _SERVERS),
     "call": (*_SERVERS, "calls"),
+    "isolation": (*_SERVERS, "isolation"),
     **dict.fromkeys(("preamble", "names", "solvable", "recorded", "duplicates", "worlds"), _TOOLS),
     **dict.fromkeys(("prompt", "warm"), (*_TOOLS, "prompt length")),
     **dict.fromkeys(
@@ -424,6 +425,11 @@ def rubric_without_a_judge(patient, monkeypatch):
 @fault("scoring", WARN, "1 of 2 tasks have a rubric, but no judge is configured", "configure rewards.judge")
 def rubric_that_is_left_out(patient, monkeypatch):
     patient.tasks[0]["rubric"] = "Is it friendly?"
+
+
+@fault("isolation", WARN, "of 1 of 2 tasks is read from server people, which all", "isolation to per_episode")
+def writes_that_other_episodes_meet(patient, monkeypatch):
+    patient.tasks[0]["state"] = [{"tool": "find_person", "arguments": {"name": "Ana"}, "texts": [{"contains": "Rome"}]}]
 
 
 @fault("worlds", BAD, "world market-7, but server 'people' provides the world market-9", "--world 7", "E-TASK-002")
@@ -799,6 +805,7 @@ FOLLOWED: dict[str, tuple[Follow, ...] | str] = {
         task_has(0, rubric=None),
         sets(rewards__judge={"url": "http://127.0.0.1:9/v1", "model": "none"}),
     ),
+    "writes-that-other-episodes-meet": (sets(servers__settings__people__isolation="per_episode"),),
     "tasks-of-another-world": (
         serves(people=server(tool("find_person"), version="1+market-7")),
         task_has(0, world="market-9"),
@@ -969,7 +976,7 @@ async def test_a_correct_recipe_has_no_warnings_or_errors(patient):
     findings = await patient.examined()
     assert [one for one in findings if one.severity not in (Severity.OK, None)] == []
     skipped = {one.check for one in findings if one.severity is None}
-    assert skipped == {"template", "grammar", "sampler", "parity", "episodes"}
+    assert skipped == {"template", "grammar", "sampler", "parity", "episodes", "leaks"}
 
 
 @pytest.mark.process  # nvidia-smi
@@ -990,7 +997,7 @@ async def test_the_users_own_files_raise_no_false_alarm(train, patient):
 
     async def drifted() -> list[str]:
         findings = await patient.examined(only=only)
-        alarms = [one for one in findings if one.severity is not Severity.OK]
+        alarms = [one for one in findings if one.severity not in (Severity.OK, None)]
         assert {one.check for one in alarms} <= {"recorded calls"}, alarms  # they did drift
         return [one.fix for one in alarms]
 
@@ -1019,7 +1026,7 @@ async def test_faults_of_different_stages_are_found_in_one_examination(patient):
     patient.write()
     findings = await patient.examined()
     assert {one.check for one in findings if one.severity is BAD} == {"server people", "tasks", "model", "disk"}
-    assert [one.severity for one in findings if one.check == "call others"] == [Severity.OK]
+    assert [one.severity for one in findings if one.check == "call others"] == [None]
     needs = {one.check: one.measured for one in findings if one.severity is None}
     assert needs["tasks and tools"] == "skipped: needs tasks that can be read"
 
