@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("step", "reward", "success", "valid calls", "KL", "ratio", "lost", "tokens/s", "step time", "ETA", "health")
 SFT_COLUMNS = ("step", "loss", "validation loss", "success", "valid calls", "step time", "ETA", "health")
+REMINDER_S = 30
 STEP_WORDS = {Severity.OK: "ok", Severity.WARN: "warnings", Severity.BAD: "bad"}
 
 
@@ -183,13 +185,18 @@ class TrainingConsole:
             disable=not self._console.is_terminal or self._console.is_dumb_terminal,
         )
         self._bar = self._progress.add_task("starting", total=config.training.steps, completed=steps_done)
+        self._ended = threading.Event()
+        self._reminder = threading.Thread(target=self._remind, daemon=True)
 
     def __enter__(self) -> Self:
         self._progress.start()
+        if self._progress.disable:
+            self._reminder.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._progress.stop()
+        self._ended.set()
         if self._log is not None:
             if kind is not None:
                 print_timed(self._consoles[-1], self._started, f"ended by {kind.__name__}: {error}")
@@ -198,6 +205,11 @@ class TrainingConsole:
     def stage(self, text: str) -> None:
         self._progress.update(self._bar, description=printable(text))
         self._print_timed(text)
+
+    def _remind(self) -> None:
+        """Print now and then what the run is doing, for output without a progress bar."""
+        while not self._ended.wait(REMINDER_S):
+            print_timed(self._console, self._started, self._progress.tasks[self._bar].description)
 
     def _print_timed(self, text: str) -> None:
         for console in self._consoles:
@@ -218,7 +230,7 @@ class TrainingConsole:
         del self._finished[step]
         self._step_seconds.append(metrics["step_s"])
         steps, mean_s = self._config.training.steps, sum(self._step_seconds) / len(self._step_seconds)
-        self._progress.update(self._bar, description="", completed=step + 1)
+        self._progress.update(self._bar, description=f"step {step + 2}", completed=step + 1)
         left_s = (steps - step - 1) * mean_s
         line = step_line(f"{step + 1}/{steps}", metrics, verdicts, left_s=left_s, columns=self._columns)
         known = {(verdict.severity, verdict.name) for verdict in self._verdicts}

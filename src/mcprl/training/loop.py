@@ -299,16 +299,19 @@ class Run:
         if not update_given_up and self.saved_step != self.step:
             await self.save()
         journaled = sum(len(self.journal.finished(step)) for step in self.journal.steps if step >= self.saved_step)
+        saved = f"{journaled} finished episodes"
+        if self.saved_step:
+            saved = f"the checkpoint of step {self.saved_step} and {journaled} episodes finished after it"
         return (
             f"stopped by {self.shutdown.cause} after step {self.step} of {self.config.training.steps}; "
-            f"the checkpoint of step {self.saved_step} and {journaled} episodes finished after it are saved"
-            + ("; the interrupted update will be repeated" if update_given_up else "")
+            f"{saved} are saved" + ("; the interrupted update will be repeated" if update_given_up else "")
         )
 
     async def _unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await self.shutdown.unless_stopped(work, share=_UPDATE_SHARE)
         except RunStopped:
+            self.shutdown.leaves_work = True
             raise UpdateGivenUp from None
 
     def _refuse_stale(self, trajectories: Sequence[Trajectory]) -> None:

@@ -38,6 +38,7 @@ class Shutdown:
 
     def __init__(self, deadline_s: float = SHUTDOWN_S, on_request: Callable[[str], None] | None = None) -> None:
         self.cause = ""
+        self.leaves_work = False  # a thread is in the middle of an update, and nobody waits for it
         self._deadline_s = deadline_s
         self._on_request = on_request
         self._requested = asyncio.Event()
@@ -100,8 +101,7 @@ class Shutdown:
         def on_signal(number: int, frame: FrameType | None) -> None:
             if self._timer is not None:
                 _end_now(128 + number, "ended immediately because of a second signal")
-            why = f"ended immediately, because stopping took more than {self._deadline_s:g} s"
-            self._timer = threading.Timer(_LAST_MOMENT * self._deadline_s, _end_now, (EXIT_STOPPED, why))
+            self._timer = threading.Timer(_LAST_MOMENT * self._deadline_s, self._end_late)
             self._timer.daemon = True
             self._timer.start()
             loop.call_soon_threadsafe(self.request, signal.Signals(number).name)
@@ -118,6 +118,11 @@ class Shutdown:
             # The timer keeps running: the time limit includes closing everything else, such as servers that hang.
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _end_late(self) -> None:
+        if self.leaves_work:
+            _end_now(EXIT_STOPPED, "stopped in the middle of an update, which will be repeated")
+        _end_now(EXIT_STOPPED, f"ended immediately, because stopping took more than {self._deadline_s:g} s")
 
     def close(self) -> None:
         """Stop the timer: the run has ended, and its process continues."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from io import StringIO
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from episodes_seen import make_trajectory
+from mcprl.cli import console as console_module
 from mcprl.cli.console import TrainingConsole, print_summary
 from mcprl.cli.runs import next_command
 from mcprl.cli.stages import StageConsole
@@ -109,6 +111,21 @@ def test_the_log_of_the_run_has_the_stages_steps_and_verdicts_whatever_the_conso
     assert "KL is 4" in lines[2]
     assert lines[3].endswith("ended by ValueError: no room")
     assert lines[4].startswith("step 2/20")
+
+
+def test_without_a_bar_it_is_said_now_and_then_what_the_run_is_doing(monkeypatch):
+    class Watched(StringIO):
+        def write(self, text: str) -> int:
+            if "update, publish" in text:
+                said.set()
+            return super().write(text)
+
+    monkeypatch.setattr(console_module, "REMINDER_S", 0.01)
+    said = threading.Event()
+    with TrainingConsole(CONFIG, Console(file=Watched(), width=60, highlight=False)) as shown:
+        for _ in range(4):
+            shown.episode_finished(0, make_trajectory())
+        assert said.wait(60)
 
 
 def test_the_time_left_is_reckoned_from_the_mean_of_the_steps_so_far():

@@ -111,10 +111,11 @@ async def tell_when_asked(shutdown):
 async def run():
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup
     shutdown = Shutdown(float(sys.argv[1]))
+    shutdown.leaves_work = sys.argv[2] == "leave"
     with shutdown.on_signals(), shutdown.orderly():
         telling = asyncio.create_task(tell_when_asked(shutdown))
         print("ready", flush=True)
-        await shutdown.unless_stopped(asyncio.to_thread(time.sleep, 600), share=0.0 if sys.argv[2] == "save" else 1.0)
+        await shutdown.unless_stopped(asyncio.to_thread(time.sleep, 600), share=1.0 if sys.argv[2] == "wait" else 0.0)
 
 try:
     asyncio.run(run())
@@ -124,7 +125,9 @@ except RunStopped:
 
 
 def start_child(*arguments: str) -> subprocess.Popen[str]:
-    child = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert child.stdout.readline() == "ready\n"
     return child
 
@@ -135,6 +138,17 @@ def test_where_a_thread_will_not_end_the_process_does_when_the_time_is_over(numb
     with start_child("0.5", "save") as child:
         os.kill(child.pid, number)
         assert child.wait(60) == EXIT_STOPPED
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("save", "because stopping took more than 0.5 s"), ("leave", "stopped in the middle of an update, which will be")],
+)
+def test_the_last_words_say_what_was_not_waited_for(how, said):
+    with start_child("0.5", how) as child:
+        os.kill(child.pid, signal.SIGTERM)
+        assert said in child.stdout.read()
 
 
 @pytest.mark.process

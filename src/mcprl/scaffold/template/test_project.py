@@ -26,14 +26,20 @@ async def play_all(tasks: Sequence[Task]) -> tuple[tuple[Trial, ...], list[Trial
             return solved, idle
 
 
+def shown(what: str, trial: Trial) -> str:
+    """Say what earned how much by which checks, and what the tools returned."""
+    results = [f"{seen.tool} returned: {seen.text}" for turn in trial.turns for seen in turn.observations]
+    return "\n    ".join([f"{what} earns {trial.reward}: {dict(trial.parts)}", *results])
+
+
 class Project(unittest.TestCase):
     def test_a_solution_earns_everything_and_doing_nothing_earns_nothing(self) -> None:
         tasks = [task for file in sorted(TASKS.glob("*.jsonl")) for task in load_tasks(file)]
         assert tasks, f"there is no task file in {TASKS}"
         solved, idle = asyncio.run(play_all(tasks))
-        wrong = [f"the solution of {trial.task_id} earns {trial.reward}" for trial in solved if trial.reward != 1]
-        wrong += [f"doing nothing in {trial.task_id} earns {trial.reward}" for trial in idle if trial.reward != 0]
-        assert not wrong, wrong
+        wrong = [shown(f"the solution of {trial.task_id}", trial) for trial in solved if trial.reward != 1]
+        wrong += [shown(f"doing nothing in {trial.task_id}", trial) for trial in idle if trial.reward != 0]
+        assert not wrong, "\n" + "\n".join(wrong)
 
     def test_the_task_files_are_as_make_tasks_writes_them(self) -> None:
         files = {TASKS / name: text for name, text in task_files().items()}
