@@ -17,10 +17,10 @@ times. The process logs each episode that the journal says is durable; it must b
   vllm_chains, vllm_points, vllm_finished_lost, vllm_used_twice, vllm_played_again
                  the same with vLLM, for which no equality to the last bit is claimed; full size, or --vllm alone
 
-    python bench/crash.py [--ci] [--sft | --functions | --vllm]
+    python bench/crash.py [--ci] [--sft | --functions | --agent | --vllm]
 
 With --sft it is supervised fine-tuning that is killed, at 10 places; with --functions a run with reward functions of
-the user, at 20 places (5 with --ci).
+the user, at 20 places (5 with --ci); with --agent one whose episodes a program plays, at 20 places (3 with --ci).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from typing import Any
 from crashing.evidence import Account, differences, evidence
 from crashing.nurseries import Nursery, open_nursery
 from crashing.places import PLACES, Place
-from crashing.small_runs import FUNCTIONS, SFT, VARIANTS
+from crashing.small_runs import AGENT, FUNCTIONS, SFT, VARIANTS
 from servers.harness import run_bench, say
 
 NURSERY = Path(__file__).resolve().parent / "crashing" / "nursery.py"
 POINTS, SFT_POINTS, CI_POINTS = 100, 10, 3
 FUNCTIONS_POINTS, FUNCTIONS_CI_POINTS = 20, 5
-RL_VARIANTS = [variant for variant in VARIANTS if variant not in (SFT, FUNCTIONS)]
+RL_VARIANTS = [variant for variant in VARIANTS if variant not in (SFT, FUNCTIONS, AGENT)]
 VLLM_CHAINS, VLLM_KILLS = 3, 2
 SEED = 3
 KILLED = -9
@@ -134,6 +134,10 @@ async def measure_functions(ci: bool, folder: Path) -> dict[str, Any]:
     return await kill_and_compare(folder, [FUNCTIONS], FUNCTIONS_CI_POINTS if ci else FUNCTIONS_POINTS)
 
 
+async def measure_agent(ci: bool, folder: Path) -> dict[str, Any]:
+    return await kill_and_compare(folder, [AGENT], CI_POINTS if ci else FUNCTIONS_POINTS)
+
+
 async def measure(ci: bool, folder: Path) -> dict[str, Any]:
     figures = await kill_and_compare(folder, RL_VARIANTS, CI_POINTS if ci else POINTS)
     return figures if ci else figures | await measure_vllm(ci, folder)
@@ -201,6 +205,9 @@ def main() -> int:
     if "--functions" in sys.argv:
         sys.argv.remove("--functions")
         return run_bench(__doc__, measure_functions, BARS)
+    if "--agent" in sys.argv:
+        sys.argv.remove("--agent")
+        return run_bench(__doc__, measure_agent, BARS)
     if "--sft" in sys.argv:
         sys.argv.remove("--sft")
         return run_bench(__doc__, measure_sft, BARS)

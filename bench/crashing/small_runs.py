@@ -9,13 +9,14 @@ from typing import Any
 
 from mcprl.config import RunConfig
 
-__all__ = ["FUNCTIONS", "SFT", "VARIANTS", "small_run"]
+__all__ = ["AGENT", "FUNCTIONS", "SFT", "VARIANTS", "small_run"]
 
 HERE = Path(__file__).resolve().parent
 TINY_QWEN3 = HERE.parents[1] / ".cache" / "models" / "tiny-qwen3"
 STEPS = 5
 SFT = "small-sft"
 FUNCTIONS = "functions"
+AGENT = "agent"
 
 _KL = {"coefficient": 0.05, "target": 0.001, "reference": "ema", "lag": 5}
 
@@ -39,6 +40,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     FUNCTIONS: {
         "algorithm": {"advantages": "gae", "old_logprobs": "recomputed", "kl": _KL},
         "functions": {"whole": {"probes": ["ring"]}, "turns": {}, "ranks": {}},
+    },
+    # A program plays the episodes, which branch.
+    AGENT: {
+        "algorithm": {"old_logprobs": "recomputed", "minibatches": 2, "kl": _KL},
+        "agent": {"command": [sys.executable, "-S", str(HERE / "agent.py")]},
     },
 }
 # Values that look random and are a function of the episode alone.
@@ -100,7 +106,7 @@ def small_run(
             "servers": {"file": str(folder / "servers.json")},
             # A turn ends at the letter e, if one comes up: some episodes answer and some are cut.
             "sampling": own.get("sampling", {"max_tokens": 2, "stop": ["e"]}),
-            "episodes": {"group_size": 4, "max_turns": {"easy": 2, "medium": 2, "hard": 2}},
+            "episodes": {"group_size": 4, "max_turns": {"easy": 2, "medium": 2, "hard": 2}, "agent": own.get("agent")},
             "rewards": {"functions": functions},
             "algorithm": {"min_learnable_tokens": 1, **own["algorithm"]},
             "learner": {"lora_rank": 2, "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2}

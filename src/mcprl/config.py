@@ -958,15 +958,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _agents_are_not_imitated(self) -> RunConfig:
-        if self.episodes.agent is not None and (self.algorithm.warm_start.weight > 0 or self.sft is not None):
-            raise ValueError(
-                "episodes.agent has prompts of its own, which demonstrations do not have: set "
-                "algorithm.warm_start.weight to 0, and do not use `mcprl sft`"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _placement_can_be_had(self) -> RunConfig:
         placed, chosen = self.placement.learner, PlacementConfig()
         if self.placement.sampler != chosen.sampler and self.engine != "vllm":

@@ -1,8 +1,9 @@
 """Demonstrations: solutions of tasks, or recorded conversations, run as episodes for the policy to imitate.
 
 A demonstration is a trajectory like any other, produced by the same loop with the same prompt, tools, grammar and
-limits. But its turns are not sampled: each turn comes from a script and is encoded as tokens of the policy. No errors
-are injected. Its logprobs have no meaning. A demonstration that does not solve its task is rejected.
+limits. But its turns are not sampled: each turn comes from a script and is encoded as tokens of the policy. An agent
+gets these turns as the answers to its requests, so its demonstrations have its own prompts. No errors are injected. The
+logprobs have no meaning. A demonstration that does not solve its task is rejected.
 
 `play` and `play_gold` run solutions without a model: only the environment is used, and there are no tokens.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -174,13 +175,14 @@ class Demonstrator:
         grammars: TurnGrammars | None,
         judge: Grader | None = None,
         functions: Functions | None = None,
+        runner_class: Callable[..., EpisodeRunner] = EpisodeRunner,
     ) -> None:
         from mcprl.chat.writing import TurnWriter  # imports a tokenizer library that the function `play` does not need
 
         self._episodes = config.episodes.model_copy(update={"injected_errors": 0.0})
         config = config.model_copy(update={"episodes": self._episodes})
         self._make_runner = partial(
-            EpisodeRunner, config, chat=chat, preamble=preamble, judge=judge, functions=functions, grammars=grammars
+            runner_class, config, chat=chat, preamble=preamble, judge=judge, functions=functions, grammars=grammars
         )
         self._leases = leases
         self.writer = TurnWriter(chat, stop=config.sampling.stop)

@@ -119,6 +119,7 @@ async def open_kit(
                 grammars=turn_grammars,
                 judge=judge,
                 functions=functions,
+                runner_class=runner_class,
             )
         yield PlayerKit(
             chat=chat, grammars=grammars, functions=functions, runner=make_runner, demonstrator=demonstrator

@@ -193,6 +193,10 @@ class _Sources:
         writer = self._demonstrator.writer
         try:
             recorded = read_chat(messages, joins_calls=writer.joins_calls, with_text=constrain != "act")
+            if task_id is None and self._config.episodes.agent is not None:
+                raise BadValueError(
+                    "a chat does not have the prompts of the agent", fix="name its task in `task`, or leave it out"
+                )
             if task_id is None:
                 name = f"{row.file.name}:{row.number}"
                 return render_chat(recorded, tools, name=name, chat=self._chat, writer=writer, config=self._config)

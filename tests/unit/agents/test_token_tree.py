@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mcprl.records import FinishReason, StopReason, Trajectory, Turn
@@ -63,7 +64,17 @@ def recorded(turns: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Trajectory
 
 @given(rewritten())
 def test_every_sampled_token_is_there_once_after_the_tokens_it_was_sampled_on(turns):
-    trajectory = recorded(turns)
+    check(turns, recorded(turns))
+
+
+@pytest.mark.full
+@settings(max_examples=10_000, suppress_health_check=list(HealthCheck), deadline=None)
+@given(rewritten())
+def test_that_holds_for_ten_thousand_histories(turns):
+    check(turns, recorded(turns))
+
+
+def check(turns: list[tuple[tuple[int, ...], tuple[int, ...]]], trajectory: Trajectory) -> None:
     sampled = [place for place, own in enumerate(trajectory.sampled) if own]
     assert [trajectory.token_ids[place] for place in sampled] == [token for _, own in turns for token in own]
     assert [trajectory.turn_index[place] for place in sampled] == [n for n, (_, own) in enumerate(turns) for _ in own]

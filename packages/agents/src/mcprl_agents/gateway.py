@@ -58,13 +58,16 @@ class Gateway:
             self._host = f"{_LOOPBACK}:{listening.getsockname()[1]}"
             quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off", "ws": "none"}
             server = _QuietServer(uvicorn.Config(self, timeout_graceful_shutdown=_CLOSING_S, **quiet))
-            async with self._mcp.run():
-                serving = asyncio.create_task(server.serve(sockets=[listening]))
-                try:
-                    yield self
-                finally:
-                    server.should_exit = True
-                    await serving
+            serving = asyncio.create_task(self._serve(server, listening))
+            try:
+                yield self
+            finally:
+                server.should_exit = True
+                await serving
+
+    async def _serve(self, server: uvicorn.Server, listening: socket.socket) -> None:
+        async with self._mcp.run():  # in a task of its own: it would wrap errors of the run in a group
+            await server.serve(sockets=[listening])
 
     @contextmanager
     def serve(self, session: Session) -> Generator[str]:
