@@ -6,13 +6,14 @@ SkyRL's server takes long to start, so it is tried where another test has one: e
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -23,6 +24,9 @@ from mcprl.processes import free_port
 from mcprl.protocol import TOKEN_HEADER
 from mcprl.records import ToolCall
 from mcprl.tools import ServerSpec, Toolbox
+from mcprl_agents.gateway import Gateway
+from mcprl_agents.process import started
+from mcprl_agents.session import Session
 
 for name in ("learning", "checks/doctor"):
     sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / name))
@@ -101,6 +105,26 @@ async def test_an_mcp_server_that_a_run_starts_over_http_answers_nobody_else(tmp
     assert set(tried["http"]) == {401}
     assert only(tried["files"]).startswith(KEPT_OUT)
     assert not any(len(word) == 64 for word in words), "the token is on the command line"
+
+
+async def test_the_gateway_for_agents_answers_nobody_else(tmp_path):
+    session, program = cast("Session", None), ("sh", "-c", "sleep 1000; : the agent")
+    async with Gateway().open() as gateway:
+        with gateway.serve(session) as token:
+            url, log = f"{gateway.address}/{token}", tmp_path / "agent.log"
+            async with started(program, "{}", url=url, token=token, log=log, on_error=print):
+                pid = only(pid for pid in _children() if ": the agent" in " ".join(_words(pid)))
+                own = psutil.Process(pid).environ()
+                files = [own[name] for name in ("MCPRL_TASK", "MCPRL_MCP_SERVERS", "MCPRL_MCP_STDIO_SERVERS")]
+                host, port = gateway.address.removeprefix("http://").split(":")
+                paths = ("/", "/x/mcp", "/x/v1/chat/completions")
+                asked = [one for path in paths for one in web_requests((host, int(port)), path)]
+                tried = await asyncio.to_thread(as_stranger, http=asked, files=[f"/proc/{pid}/environ", *files])
+                words = _words(pid)
+    assert own["OPENAI_API_KEY"] == token
+    assert set(tried["http"]) == {403, 404}
+    assert all(one.startswith(KEPT_OUT) for one in tried["files"])
+    assert not any(token in word for word in words)
 
 
 @pytest.mark.parametrize("token", ["a-token-of-ones-own", None])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ import httpx2
 import openai
 import pytest
 from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from staged_episodes import FunctionTools, make_config, make_task
 
 from mcprl.config import RewardsConfig
@@ -272,10 +274,22 @@ async def test_other_tokens_keys_web_pages_and_hosts_are_refused(opened):
         assert session.actions == []
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_tools_are_those_of_the_episode_and_their_results_those_of_its_turns(mode, opened):
+def tools_over(transport: str, url: str) -> Client:
+    if transport == "http":
+        return Client(f"{url}/mcp")
+    if transport == "older http":
+        return Client(f"{url}/mcp", mode="legacy")
+    env = {"MCPRL_MCP_URL": f"{url}/mcp"}
+    return Client(
+        stdio_client(StdioServerParameters(command=sys.executable, args=["-m", "mcprl_agents.stdio"], env=env))
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("transport", ["http", "older http", "stdio"])
+async def test_tools_are_those_of_the_episode_and_their_results_those_of_its_turns(transport, opened):
     async with opened(calling("a", "b")) as (client, session, _, url):
-        async with Client(f"{url}/mcp", mode=mode) as servers:
+        async with tools_over(transport, url) as servers:
             [tool] = (await servers.list_tools()).tools
             assert (tool.name, tool.description, tool.input_schema) == ("echo", "A tool.", ECHO)
             await completed(client, False, messages=HELLO, tools=CHAT_TOOLS)
