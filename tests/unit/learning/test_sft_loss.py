@@ -49,7 +49,7 @@ def sft_batch(trajectories: list) -> Batch:
 
 
 @pytest.mark.parametrize("share_prefix", [True, False])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.7, marks=pytest.mark.slow)])
 async def test_loss_and_gradient_are_those_of_the_cross_entropy_of_the_assistants_tokens(
     make_learner, tiny_model, tokenizer, share_prefix, temperature, record_property
 ):

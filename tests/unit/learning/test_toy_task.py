@@ -69,7 +69,7 @@ async def test_grpo_comes_near_the_best_return(tmp_path: Path, record_property):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["ppo", "ppo_turn"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("ppo_turn", marks=pytest.mark.full)])
 async def test_a_value_head_comes_to_foresee_returns_while_its_policy_learns(
     algorithm: str, tmp_path: Path, record_property
 ):

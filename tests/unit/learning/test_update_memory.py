@@ -26,6 +26,7 @@ def model(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_few_layers_are_enough_to_predict_all(model):
     for learner in ({"checkpointing": True}, {"checkpointing": False}, {"tuning": "full", "checkpointing": True}):
         config = small_config(model, **learner)
@@ -45,6 +46,7 @@ def test_weights_and_moments_are_those_of_the_model(model):
     assert counted.activations > 4 * parameters  # the gradients alone
 
 
+@pytest.mark.slow
 def test_activations_grow_with_the_pack_and_shrink_with_checkpointing(model):
     def activations(tokens: int, *, checkpointing: bool) -> float:
         return count_update(small_config(model, checkpointing=checkpointing), str(model), tokens=tokens).activations
