@@ -112,8 +112,8 @@ async def test_the_gateway_for_agents_answers_nobody_else(tmp_path):
     async with Gateway().open() as gateway:
         with gateway.serve(session) as token:
             url, log = f"{gateway.address}/{token}", tmp_path / "agent.log"
-            async with started(program, "{}", url=url, token=token, log=log, on_error=print):
-                pid = only(pid for pid in _children() if ": the agent" in " ".join(_words(pid)))
+            async with started(program, "{}", url=url, token=token, log=log, on_error=print) as agent:
+                pid = agent.process.pid
                 own = psutil.Process(pid).environ()
                 files = [own[name] for name in ("MCPRL_TASK", "MCPRL_MCP_SERVERS", "MCPRL_MCP_STDIO_SERVERS")]
                 host, port = gateway.address.removeprefix("http://").split(":")
