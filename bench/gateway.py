@@ -12,8 +12,13 @@ own time is not counted in the processor time. Both sides take turns; figures ar
                    processor time of the trainer's process per turn, when turns are there at once
   open_episodes    episodes that were open at the same time, of one client; each ended with its answer
   open_mb          memory that these took
+  processes        programs of the Vercel AI SDK that ran at the same time, each in its first turn, when they had taken
+                   16 GiB; each ended with its answer
+  process_mb       memory per program, with its part of the trainer's
 
     python bench/gateway.py [--ci]
+
+First: scripts/setup agents.
 """
 
 from __future__ import annotations
@@ -31,11 +36,12 @@ from typing import Any
 
 import psutil
 
+from gateways.real import vercel_agent
 from mcprl.chat import Chat, load_chat
 from mcprl.config import RunConfig
 from mcprl.episodes import EpisodeRunner
 from mcprl.goals import Contains, Goal
-from mcprl.records import FinishReason, Observation, StopReason, Task, ToolCall
+from mcprl.records import FinishReason, Observation, StopReason, Task, ToolCall, Trajectory
 from mcprl.samplers import Completion, SampleRequest
 from mcprl_agents import runner as agents
 from servers.harness import run_bench, say
@@ -43,6 +49,7 @@ from servers.harness import run_bench, say
 MODEL = Path(__file__).resolve().parent.parent / ".cache" / "models" / "tiny-qwen3"
 CLIENT = Path(__file__).resolve().parent / "gateways" / "client.py"
 TURNS, AT_ONCE, OPEN = 3, 64, 1000
+FILLED_BYTES, MOST, BATCH = 16 << 30, 1000, 8
 TURN_S = 1.0
 PARAMETERS = {"type": "object", "properties": {"symbol": {"type": "string"}}, "required": ["symbol"]}
 TASK = Task(
@@ -151,7 +158,7 @@ class Client:
         yield _Played(answered)
 
 
-def make_config() -> RunConfig:
+def make_config(command: Sequence[str] = ("client",)) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "gateway",
@@ -159,7 +166,7 @@ def make_config() -> RunConfig:
             "tasks": {"train": "/tasks.jsonl"},
             "servers": {"file": "/servers.json"},
             "sampling": {"max_tokens": 64},
-            "episodes": {"agent": {"command": ["client"]}, "deadline_s": 3600},
+            "episodes": {"agent": {"command": list(command)}, "deadline_s": 3600},
         }
     )
 
@@ -171,6 +178,39 @@ async def play(runner: EpisodeRunner, count: int) -> tuple[float, float]:
     assert all((t.stop, len(t.turns), t.forks) == (StopReason.ANSWERED, TURNS, ()) for t in made)
     turns = count * TURNS
     return (time.perf_counter() - began) / turns, (time.process_time() - used) / turns
+
+
+class HeldTurns(WrittenTurns):
+    """Says nothing before `released` is set."""
+
+    def __init__(self, chat: Chat) -> None:
+        super().__init__(chat, 0.0)
+        self.released, self.asked = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        self.asked.release()
+        await self.released.wait()
+        return await super().sample(request)
+
+
+async def fill_memory(chat: Chat, folder: Path, most: int) -> tuple[int, float]:
+    """Start programs until they have taken FILLED_BYTES, then let them play. Returns their number, and MB of each."""
+    config, sampler = make_config(vercel_agent()), HeldTurns(chat)
+    before, grown = psutil.virtual_memory().used, 0
+    async with agents.open_agents((), folder) as make_runner:
+        runner = make_runner(config, chat=chat, sampler=sampler, leases=InstantTools(), preamble=())
+        async with asyncio.TaskGroup() as playing:
+            episodes: list[asyncio.Task[Trajectory]] = []
+            while grown < FILLED_BYTES and len(episodes) < most:
+                for _ in range(BATCH):
+                    episodes.append(playing.create_task(runner.run(TASK, step=0, member=len(episodes), attempt=0)))
+                for _ in range(BATCH):
+                    await sampler.asked.acquire()
+                grown = psutil.virtual_memory().used - before
+            say(f"{len(episodes)} programs run, in {grown / 1e6:.0f} MB")
+            sampler.released.set()
+    assert all((e.result().stop, len(e.result().turns)) == (StopReason.ANSWERED, TURNS) for e in episodes)
+    return len(episodes), grown / 1e6 / len(episodes)
 
 
 async def measure(ci: bool, folder: Path) -> dict[str, Any]:
@@ -199,6 +239,7 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
         many, before = WrittenTurns(chat, 5 * TURN_S), psutil.Process().memory_info().rss
         await one("gateway", many, 200 if ci else OPEN)
         grown = psutil.Process().memory_info().rss - before
+    processes, process_mb = await fill_memory(chat, folder, BATCH if ci else MOST)
     figures = {name: round(statistics.median(values), 3) for name, values in found.items()}
     own_ms, with_agents_ms = figures["own_turn_ms"], figures["gateway_turn_ms"]
     return {
@@ -207,6 +248,8 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
         **figures,
         "open_episodes": many.most,
         "open_mb": round(grown / 1e6),
+        "processes": processes,
+        "process_mb": round(process_mb, 1),
     }
 
 

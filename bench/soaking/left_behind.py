@@ -17,10 +17,14 @@ LIMIT_S = 2.0
 _POLL_S = 0.01
 
 
-def left_behind(mark: str) -> int:
-    """How many processes of an mcprl that has ended live on for two seconds, its guard included. They are ended."""
+def left_behind(mark: str, variable: str = OWNER_MARK) -> int:
+    """How many processes of an mcprl that has ended live on for two seconds, its guard included. They are ended.
+
+    Descendants have the mark in this variable of their environment, the guard in its arguments.
+    """
+    text = f"{variable}={mark}".encode()
     ends = time.monotonic() + LIMIT_S
-    while (left := _bearing(mark)) and time.monotonic() < ends:
+    while (left := _bearing(text)) and time.monotonic() < ends:
         time.sleep(_POLL_S)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
@@ -29,10 +33,8 @@ def left_behind(mark: str) -> int:
     return len(left)
 
 
-def _bearing(mark: str) -> list[int]:
-    """Descendants have the mark in their environment, the guard in its arguments."""
+def _bearing(text: bytes) -> list[int]:
     found: list[int] = []
-    text = f"{OWNER_MARK}={mark}".encode()
     for name in filter(str.isdigit, os.listdir("/proc")):
         # It may have ended meanwhile.
         with contextlib.suppress(OSError):

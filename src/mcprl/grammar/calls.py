@@ -159,11 +159,13 @@ def make_grammar(
     tools: Sequence[ToolSpec],
     mode: Literal["calls", "act"],
     *,
+    must_call: bool = False,
     loose_tools: Collection[str] = (),
     stop: Sequence[str] = (),
 ) -> str:
     """Return the structural tag for turns of `chat` with these tools, as JSON text. It is deterministic.
 
+    With `must_call`, a turn is one or more calls and nothing else, in both modes.
     `stop` are the strings that end a turn. Strings do not contain them, because they would cut off the call. In strings
     with a pattern or a length limit, only `<` is excluded. Raises NoCallSyntaxError if there is no grammar for the
     family's calls. Raises UnheldSchemaError if a grammar cannot enforce all of a tool's schema, unless the tool is in
@@ -174,7 +176,9 @@ def make_grammar(
     work = GrammarWork(together=True)
     turns = _Turns(syntax, chat.tokenizer, control_tokens(chat.tokenizer), chat.stop_token_ids[0], tuple(stop), work)
     tags = [turns.call_tag(tool, loose=tool["name"] in loose_tools) for tool in tools]
-    if mode == "act":
+    if must_call:
+        body = _sequence([_GAP, turns.calls(tags)])
+    elif mode == "act":
         body = _sequence([_GAP, _or([*([turns.calls(tags)] if tags else []), turns.answer()])])
     else:
         body = turns.prose_and_calls(tags)

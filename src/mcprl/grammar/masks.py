@@ -38,13 +38,20 @@ class TurnGrammars:
         self._made: dict[str, str] = {}
         self._making = threading.Lock()
 
-    def grammar_of(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def grammar_of(self, tools: Sequence[Mapping[str, Any]], *, must_call: bool = False) -> str:
         """Return the structural tag of a turn with these tools. Raises McprlError if a schema cannot be enforced."""
         # Not sorted: the grammar requires properties in the schema's order.
-        key = json.dumps(tools)
+        key = json.dumps([must_call, *tools])
         with self._making:
             if key not in self._made:
-                grammar = make_grammar(self._chat, tools, self._mode, loose_tools=self._loose_tools, stop=self._stop)
+                grammar = make_grammar(
+                    self._chat,
+                    tools,
+                    self._mode,
+                    must_call=must_call,
+                    loose_tools=self._loose_tools,
+                    stop=self._stop,
+                )
                 self._grammars.check(grammar)
                 self._made[key] = grammar
             return self._made[key]

@@ -1,4 +1,7 @@
-"""An agent without libraries. Its argument says what it does after a turn: `print`, `fail`, `loop` or `hang`."""
+"""An agent without libraries. Its argument says what it does after a turn: `print`, `fail`, `loop` or `hang`.
+
+A second one is JSON that is added to its requests.
+"""
 
 import json
 import os
@@ -8,7 +11,7 @@ import urllib.request
 
 
 def ask(messages):
-    body = json.dumps({"model": "m", "messages": messages, "tools": []}).encode()
+    body = json.dumps({"model": "m", "messages": messages, "tools": [], **more}).encode()
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         body,
@@ -18,6 +21,7 @@ def ask(messages):
         return json.load(response)["choices"][0]["message"]
 
 
+more = json.loads(sys.argv[2]) if sys.argv[2:] else {}
 with open(os.environ["MCPRL_TASK"]) as task:
     messages = json.load(task)["messages"]
 while True:

@@ -10,17 +10,22 @@ from pathlib import Path
 import pytest
 from staged_episodes import FunctionTools, RecordingSampler, make_config, make_task
 
+from mcprl.config import AgentConfig
 from mcprl.episodes import EpisodeRunner
 from mcprl.episodes.stage import open_stage
+from mcprl.grammar.calls import make_grammar
+from mcprl.grammar.masks import Grammars, TurnGrammars
 from mcprl.progress import Silent
 from mcprl.recipe import load_recipe
 from mcprl.records import StopReason, Trajectory
 from mcprl.tasks import load_tasks
+from mcprl_agents.runner import open_agents
 
 ROOT = Path(__file__).resolve().parents[3]
 HELLO_AGENT = Path(__file__).with_name("hello_agent.py")
 
 END = "<|im_end|>"
+TEXT = {"type": "string"}
 
 
 def calling(name: str, **arguments: object) -> str:
@@ -40,6 +45,23 @@ async def test_an_agent_of_forty_lines_leaves_the_record_of_our_own_loop(options
     assert true.stop is StopReason.ANSWERED
     assert [request.seed for request in sampler.requests] == [request.seed for request in own_sampler.requests]
     assert replace(made, duration_s=0.0) == replace(true, duration_s=0.0)
+
+
+@pytest.mark.process
+async def test_a_turn_is_sampled_under_the_grammar_of_its_tools_and_its_tool_choice(chat, encode, tmp_path):
+    echo = {"name": "echo", "description": "", "parameters": {"type": "object", "properties": {"text": TEXT}}}
+    asked = {"tools": [{"type": "function", "function": echo}], "tool_choice": "required"}
+    command = (sys.executable, "-S", str(HELLO_AGENT.with_name("plain_agent.py")), "print", json.dumps(asked))
+    config = make_config(agent=AgentConfig(command=command))
+    config = config.model_copy(update={"sampling": config.sampling.model_copy(update={"constrain": "calls"})})
+    grammars = TurnGrammars(chat, Grammars(chat.tokenizer, len(chat.tokenizer)), config.sampling)
+    sampler, tools = RecordingSampler(encode, [calling("echo", text="a") + END]), FunctionTools(echo=lambda text: text)
+    async with open_agents((), tmp_path) as make_runner:
+        runner = make_runner(config, chat=chat, sampler=sampler, leases=tools, preamble=(), grammars=grammars)
+        trajectory = await runner.run(make_task(), step=0, member=0, attempt=0)
+    [request] = sampler.requests
+    assert request.grammar == trajectory.grammar_of(0) == make_grammar(chat, [echo], "calls", must_call=True)
+    assert sum(trajectory.forced) > 0
 
 
 @pytest.mark.process

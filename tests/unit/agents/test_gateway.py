@@ -22,6 +22,7 @@ from mcprl.episodes.loop import LiveEpisode
 from mcprl.records import FinishReason
 from mcprl.samplers import Completion
 from mcprl_agents.gateway import Gateway
+from mcprl_agents.requests import RefusedError, Request, read_chat, read_responses
 from mcprl_agents.session import Session, warn_of_override
 
 END = "<|im_end|>"
@@ -47,7 +48,7 @@ class Model:
     held: asyncio.Event | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def sample(self, ids: tuple[int, ...], tools: str, number: int) -> Any:
+    async def sample(self, ids: tuple[int, ...], request: Request, number: int) -> Any:
         self.prompts.append(ids)
         self.asked.set()
         text = self.texts[len(self.prompts) - 1]
@@ -283,6 +284,50 @@ def tools_over(transport: str, url: str) -> Client:
     return Client(
         stdio_client(StdioServerParameters(command=sys.executable, args=["-m", "mcprl_agents.stdio"], env=env))
     )
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "names"),
+    [
+        (None, "auto", ["echo", "ping"]),
+        ("auto", "auto", ["echo", "ping"]),
+        ("none", "none", []),
+        ("required", "required", ["echo", "ping"]),
+        ({"type": "function", "name": "ping"}, "required", ["ping"]),
+        ({"type": "function", "function": {"name": "ping"}}, "required", ["ping"]),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "ping"}]}, "auto", ["ping"]),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "echo"}}]},
+            },
+            "required",
+            ["echo"],
+        ),
+    ],
+)
+def test_tool_choice_says_which_tools_a_turn_may_or_must_call(choice, mode, names):
+    tools = [TOOL, {**TOOL, "name": "ping"}]
+    chat = read_chat(
+        {"messages": HELLO, "tool_choice": choice, "tools": [{"type": "function", "function": t} for t in tools]}
+    )
+    responses = read_responses(
+        {"input": "Hi.", "tool_choice": choice, "tools": [{"type": "function", **t} for t in tools]}, {}, {}
+    )
+    for request in (chat, responses):
+        assert (request.choice, [spec["name"] for spec in request.callable_specs]) == (mode, names)
+        assert request.overridden == ()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["any", {"type": "function", "name": "fly"}, {"type": "allowed_tools", "mode": "auto", "tools": []}, 7],
+)
+def test_a_tool_choice_of_nothing_is_refused(choice):
+    with pytest.raises(RefusedError):
+        read_chat({"messages": HELLO, "tools": CHAT_TOOLS, "tool_choice": choice})
+    with pytest.raises(RefusedError, match="no tools"):
+        read_chat({"messages": HELLO, "tool_choice": "required"})
 
 
 @pytest.mark.process

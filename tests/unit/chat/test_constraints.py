@@ -40,12 +40,12 @@ def admitted(chat_of, family_folder):
     """Whether a turn is admitted: True, or the text up to which it is. All but markers is spelled by characters."""
     made: dict = {}
 
-    def of(family: str, mode: str, text: str, *, tools=TOOLS, thinking=None, stop=()):
-        key = (family, mode, json.dumps(tools), thinking, stop)
+    def of(family: str, mode: str, text: str, *, tools=TOOLS, thinking=None, stop=(), must_call=False):
+        key = (family, mode, json.dumps(tools), thinking, stop, must_call)
         if key not in made:
             chat = chat_of(family) if thinking is None else load_chat(family_folder(family), family, thinking=thinking)
             grammars = Grammars(chat.tokenizer, len(chat.tokenizer))
-            made[key] = chat, grammars, make_grammar(chat, tools, mode, stop=stop)
+            made[key] = chat, grammars, make_grammar(chat, tools, mode, stop=stop, must_call=must_call)
         chat, grammars, tag = made[key]
         marker = "|".join(map(re.escape, sorted(control_tokens(chat.tokenizer), key=len, reverse=True)))
         pieces = re.findall(f"(?:{marker})|.", text, re.DOTALL)
@@ -89,6 +89,14 @@ def test_a_turn_as_the_family_writes_it_is_admitted(admitted, family, text, mode
 @pytest.mark.parametrize("text", ["", " \n", "Let me see. " + ANA, ANA + " Done.", "See </tool_call>. " + ANA + ANA])
 def test_prose_and_calls_mix_freely_under_calls(admitted, text):
     assert admitted("qwen3", "calls", text) is True
+
+
+@pytest.mark.parametrize("mode", ["calls", "act"])
+def test_a_turn_that_must_call_is_calls_and_nothing_else(admitted, mode):
+    for text in (ANA, f"{ANA}\n{hermes('ping', '{}')}", f"<think>\nAna.\n</think>\n\n{ANA}"):
+        assert admitted("qwen3", mode, text, must_call=True) is True
+    for text, up_to in (("", ""), ("Ana is in Lima.", ""), (f"{ANA} Done.", ANA), (f"See. {ANA}", "")):
+        assert admitted("qwen3", mode, text, must_call=True) == up_to
 
 
 CALL = '<tool_call>\n{"name": "'

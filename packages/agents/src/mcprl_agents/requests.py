@@ -7,7 +7,7 @@ the spaces of the JSON of arguments. Sampling settings are the run's: those in a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -48,13 +48,17 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request for one turn. `tools` is JSON, so that requests can be compared."""
+    """A request for one turn. `tools` is JSON, so that requests can be compared.
+
+    `choice` says whether the turn may or must call tools; `chosen` are the names of those it may call, () for all.
+    """
 
     api: Literal["chat", "responses"]
     model: str
     said: tuple[Said, ...]
     tools: str
-    calls_allowed: bool
+    choice: Literal["auto", "none", "required"]
+    chosen: tuple[str, ...]
     stream: bool
     streams_usage: bool
     overridden: tuple[str, ...]
@@ -62,6 +66,13 @@ class Request:
     @property
     def specs(self) -> list[dict[str, Any]]:
         return json.loads(self.tools)
+
+    @property
+    def callable_specs(self) -> list[dict[str, Any]]:
+        """The tools that the turn may call."""
+        if self.choice == "none":
+            return []
+        return [spec for spec in self.specs if not self.chosen or spec["name"] in self.chosen]
 
 
 def read_chat(given: Any) -> Request:
@@ -100,23 +111,39 @@ def _request(
 ) -> Request:
     if not said or said[-1].role == "assistant":
         raise RefusedError("the last message must be from the user or a tool")
-    choice: Any = body.get("tool_choice")
     options: Any = body.get("stream_options") or {}
     known = {name for name, value in body.items() if value is not None} - _READ - _WITHOUT_EFFECT
-    if choice not in (None, "auto", "none"):
-        known.add("tool_choice")
     defaults: dict[str, Any] = {"name": "", "description": "", "parameters": {}}
     specs = [{name: tool.get(name) or value for name, value in defaults.items()} for tool in tools]
+    choice, chosen = _choice(body.get("tool_choice") or "auto", {str(spec["name"]) for spec in specs})
     return Request(
         api=api,
         model=str(body.get("model", "")),
         said=tuple(said),
         tools=json.dumps(specs),
-        calls_allowed=choice != "none",
+        choice=choice,
+        chosen=chosen,
         stream=body.get("stream") is True,
         streams_usage=isinstance(options, Mapping) and cast("Mapping[str, Any]", options).get("include_usage") is True,
         overridden=tuple(sorted(known)),
     )
+
+
+def _choice(given: Any, offered: Collection[str]) -> tuple[Literal["auto", "none", "required"], tuple[str, ...]]:
+    """Read `tool_choice`. The APIs nest the name of a tool, and the tools that are allowed, in different ways."""
+    if given in ("auto", "none", "required"):
+        mode, names = given, list[str]()
+    else:
+        choice = _object(given)
+        allowed = _object(choice.get("allowed_tools") or choice)
+        mode = allowed.get("mode", "required")
+        tools = [choice] if choice.get("type") == "function" else list(map(_object, _list(allowed.get("tools") or ())))
+        names = [str(_object(tool.get("function") or tool).get("name")) for tool in tools]
+        if mode not in ("auto", "required") or not names or not offered >= {*names}:
+            raise RefusedError("tool_choice names no tool of the request")
+    if mode == "required" and not offered:
+        raise RefusedError("tool_choice requires a call, but the request has no tools")
+    return mode, tuple(names)
 
 
 def _chat_message(message: Mapping[str, Any]) -> Said:

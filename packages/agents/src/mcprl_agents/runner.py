@@ -12,7 +12,6 @@ keeps failing at one episode (TRIALS times) and has finished others fails becaus
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -36,7 +35,8 @@ from mcprl.errors import (
 from mcprl.records import FinishReason, StopReason, Task
 from mcprl_agents.gateway import Gateway
 from mcprl_agents.process import Program, started, task_json
-from mcprl_agents.session import Sampled, Session
+from mcprl_agents.requests import Request
+from mcprl_agents.session import Sampled, Session, warn_of_override
 
 _READ_LOG = "read logs/agent.log in the run's folder, and correct the agent"
 
@@ -174,10 +174,13 @@ class AgentRunner(EpisodeRunner):
         await end_at_deadline(environment, played_s=deadline_s - waited_s, deadline_s=deadline_s, late=late)
         return StopReason.DEADLINE
 
-    async def _sampled(self, episode: LiveEpisode, ids: tuple[int, ...], tools: str, number: int) -> Sampled:
+    async def _sampled(self, episode: LiveEpisode, ids: tuple[int, ...], request: Request, number: int) -> Sampled:
         grammar = None
         if self._grammars is not None:
-            grammar = await asyncio.to_thread(self._grammars.grammar_of, json.loads(tools))
+            must_call = request.choice == "required"
+            grammar = await asyncio.to_thread(self._grammars.grammar_of, request.callable_specs, must_call=must_call)
+        elif request.choice == "required" or request.chosen:
+            warn_of_override("tool_choice")
         completion = await self._sampler.sample(self._request(ids, grammar, (*episode.seed_path, number)))
         forced, fixed = await self._choices(grammar, completion)
         return completion, forced, fixed, grammar

@@ -28,8 +28,8 @@ _SEPARATORS = re.compile(r"[^a-z0-9]+")
 
 Sampled = tuple[Completion, Sequence[bool], Sequence[bool], str | None]
 """A turn, which of its tokens are forced and fixed, and its grammar."""
-Sample = Callable[[tuple[int, ...], str, int], Awaitable[Sampled]]
-"""Samples a turn after these ids with these tools, which is the answer to the request of this number."""
+Sample = Callable[[tuple[int, ...], Request, int], Awaitable[Sampled]]
+"""Samples a turn after these ids, which is the answer to this request of this number."""
 
 
 class Given(NamedTuple):
@@ -183,13 +183,13 @@ class Session:
             raise RefusedError(what, code="context_length_exceeded")
         self.in_flight += 1
         try:
-            sampled = await self._sample(ids, request.tools, number)
+            sampled = await self._sample(ids, request, number)
         finally:
             self.in_flight -= 1
         completion, own = sampled[0], sampled[0].token_ids
         parsed = self._chat.parse(ids, own, request.specs)
         # As in other servers of such models, a turn with a call that cannot be parsed is text.
-        is_text = not request.calls_allowed or any(call.problem for call in parsed.calls)
+        is_text = request.choice == "none" or any(call.problem for call in parsed.calls)
         calls = () if is_text else parsed.calls
         asked = tuple(
             Asked(f"call_{number}_{index}", call.name, json.dumps(dict(call.arguments), ensure_ascii=False))

@@ -1,0 +1,96 @@
+"""Does the reward of somebody else's agent rise? The Vercel AI SDK plays hello, unmodified; SmolLM2-135M learns.
+
+`mcprl sft` on demonstrations in the agent's own prompts, then `mcprl train` for 20 updates from that adapter, without
+a warm start. recipes/hello-cpu.yaml has four training tasks of one or two calls, and 16 episodes per update. First:
+scripts/setup agents.
+
+  first, last   mean reward of the first five updates and of the last five, by seed
+  risen         seeds whose last is above their first
+  success       success rate of the first five updates and of the last five, over the seeds
+
+    python bench/agent_learning.py --out FOLDER [--seeds 1 2 3] [--sft-steps N] [--steps N] [--set KEY=VALUE …]
+
+The rewards of each seed are stored in bench/results/agent_learning. A seed whose results are there is not repeated, and
+a training that was interrupted is resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gateways.real import vercel_agent
+from synthesis_learning import mcprl
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE, RESULTS = ROOT / "recipes" / "hello-cpu.yaml", ROOT / "bench" / "results" / "agent_learning"
+EDGE = 5
+
+
+def learn(folder: Path, seed: int, options: argparse.Namespace) -> None:
+    """Train with a seed, and store the rewards of its updates."""
+    sft, rl = folder / "outputs" / f"{seed}-sft", folder / "outputs" / f"{seed}"
+    common = [f"seed={seed}", f"training.outputs={folder / 'outputs'}", "tasks.validation=null"]
+    common += [f"episodes.agent.command={json.dumps(vercel_agent())}", *options.set]
+    runs = {
+        sft: ("sft", [f"sft.steps={options.sft_steps}", "sft.batch_size=4", "sft.learning_rate=1e-3"]),
+        rl: (
+            "train",
+            [
+                *(f"training.steps={options.steps}", f"model.adapter={sft / 'adapter'}"),
+                *("algorithm.warm_start.weight=0", "learner.learning_rate=5e-4", "learner.schedule=linear"),
+            ],
+        ),
+    }
+    for run, (command, more) in runs.items():
+        if (run / "summary.json").exists():
+            continue
+        if (run / "config.yaml").exists():
+            mcprl(folder, "resume", run)
+        else:
+            settings = [f"name={run.name.removesuffix('-sft')}", *common, *more]
+            mcprl(folder, command, RECIPE, *(word for each in settings for word in ("--set", each)))
+    steps = [json.loads(line) for line in (rl / "metrics.jsonl").read_text().splitlines()]
+    kept = ("step", "reward", "success_rate", "turns_per_episode", "episodes_lost_to_infrastructure", "collect_s")
+    rows = [{key: step[key] for key in kept} for step in steps]
+    (RESULTS / f"{seed}.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def read_figures(seeds: list[int]) -> dict[str, Any]:
+    found = {seed: json.loads((RESULTS / f"{seed}.json").read_text()) for seed in seeds}
+    first, last = ({s: rows[part] for s, rows in found.items()} for part in (slice(EDGE), slice(-EDGE, None)))
+    rewards = [{s: round(fmean(r["reward"] for r in rows), 3) for s, rows in part.items()} for part in (first, last)]
+    return {
+        "first": rewards[0],
+        "last": rewards[1],
+        "risen": sum(rewards[1][seed] > rewards[0][seed] for seed in seeds),
+        "success": [
+            round(fmean(r["success_rate"] for rows in part.values() for r in rows), 3) for part in (first, last)
+        ],
+        "updates": [len(rows) for rows in found.values()],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--sft-steps", type=int, default=8, help="of 4 conversations each")
+    parser.add_argument("--steps", type=int, default=20, help="of RL")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all trainings")
+    options = parser.parse_args()
+    folder: Path = options.out.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for seed in options.seeds:
+        if not (RESULTS / f"{seed}.json").exists():
+            learn(folder, seed, options)
+    print(json.dumps(read_figures(options.seeds)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
