@@ -24,6 +24,20 @@ from mcprl.servers.directory import PEOPLE
 pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(1800)]
 
 NAMES = ("Ana", "Bola", "Chen", "Divya", "Fatima", "Grace", "Hiro", "Kayla")  # whom the taught model knows
+# The tool of the time server, with a clock that stands still: the second player would read another time.
+CLOCK = """
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("time", log_level="ERROR")
+
+
+@server.tool()
+async def get_current_time(timezone: str) -> str:
+    return f"2026-11-19T10:58:16 {timezone}"
+
+
+server.run("stdio")
+"""
 QUESTIONS = (
     "What time is it at {name}'s office?",
     "What time is it at {name}'s office",
@@ -79,17 +93,23 @@ def taught_vllm(root, taught_qwen3, tmp_path):
 
 
 def turns_of(trajectory: Trajectory) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The prompt and the sampled tokens of each turn."""
+    """The prompt and the sampled tokens of each turn up to the first whose call cannot be read.
+
+    The API's messages have no place for such a call, so an endpoint reads something else in later turns.
+    """
     starts = [trajectory.turn_index.index(turn) for turn in range(len(trajectory.turns))]
-    return [
+    found = [
         (trajectory.token_ids[:start], turn.sampled_ids) for start, turn in zip(starts, trajectory.turns, strict=True)
     ]
+    unread = [number for number, turn in enumerate(trajectory.turns) if any(call.problem for call in turn.calls)]
+    return found[: unread[0] + 1] if unread else found
 
 
-async def test_an_endpoint_scores_what_the_built_in_player_scores(root, taught_vllm, monkeypatch, tmp_path):
+async def test_an_endpoint_scores_what_the_built_in_player_scores(taught_vllm, monkeypatch, tmp_path):
+    (tmp_path / "clock.py").write_text(CLOCK)
     servers = {
         "directory": {"command": sys.executable, "args": ["-m", "mcprl", "serve", "directory"]},
-        "time": {"command": str(root / ".venv-time/bin/mcp-server-time"), "args": ["--local-timezone", "UTC"]},
+        "time": {"command": sys.executable, "args": [str(tmp_path / "clock.py")]},
     }
     (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
     # A recipe may not ask for 0. At a low temperature, close calls are drawn by seeds, which differ between the two.
@@ -128,13 +148,20 @@ async def test_an_endpoint_scores_what_the_built_in_player_scores(root, taught_v
             endpoint = EndpointSettings(url=url, model="base", price=(1.0, 2.0), body=body)
             request = Request(config=config, suite=suite, endpoint=endpoint)
             there = await evaluate(request, Silent(), logs=tmp_path / "there")
-    assert seen == Counter(turn for trajectory in own.trajectories for turn in turns_of(trajectory))
+    same, turns = (
+        Counter(turn for t in own.trajectories for turn in turns_of(t)),
+        sum(len(t.turns) for t in own.trajectories),
+    )
+    assert not same - seen
+    assert turns == seen.total() <= 1.25 * same.total()
     assert [(task.id, task.solved, task.reward) for task in there.evaluation.tasks] == [
         (task.id, task.solved, task.reward) for task in own.evaluation.tasks
     ]
     assert 0.0 < own.evaluation.figures.success.value < 1.0, "equal scores say little if all are equal"
     assert max(len(trajectory.turns) for trajectory in own.trajectories) == 2
-    assert [t.token_counts for t in there.trajectories] == [t.token_counts for t in own.trajectories]
+    for one, other in zip(own.trajectories, there.trajectories, strict=True):
+        if len(turns_of(one)) == len(one.turns):
+            assert one.token_counts == other.token_counts
     used = there.evaluation.endpoint
     assert used is not None
     assert there.evaluation.usd == pytest.approx((used.prompt_tokens + 2 * used.completion_tokens) / 1e6)
