@@ -1,8 +1,8 @@
 """Does the reward of somebody else's agent rise? The Vercel AI SDK plays hello, unmodified; SmolLM2-135M learns.
 
-`mcprl sft` on demonstrations in the agent's own prompts, then `mcprl train` for 20 updates from that adapter, without
-a warm start. recipes/hello-cpu.yaml has four training tasks of one or two calls, and 16 episodes per update. First:
-scripts/setup agents.
+`mcprl sft` on demonstrations of all twelve tasks of recipes/hello in the agent's own prompts, then `mcprl train` for 20
+updates from that adapter, without a warm start, on the four training tasks of one or two calls, with 16 episodes per
+update. First: scripts/setup agents.
 
   first, last   mean reward of the first five updates and of the last five, by seed
   risen         seeds whose last is above their first
@@ -33,11 +33,21 @@ EDGE = 5
 
 def learn(folder: Path, seed: int, options: argparse.Namespace) -> None:
     """Train with a seed, and store the rewards of its updates."""
-    sft, rl = folder / "outputs" / f"{seed}-sft", folder / "outputs" / f"{seed}"
+    sft, rl = folder / "outputs" / f"seed-{seed}-sft", folder / "outputs" / f"seed-{seed}"
+    files = (RECIPE.with_name("hello") / name for name in ("tasks.jsonl", "validation.jsonl"))
+    (folder / "all.jsonl").write_text("".join(file.read_text() for file in files))
     common = [f"seed={seed}", f"training.outputs={folder / 'outputs'}", "tasks.validation=null"]
     common += [f"episodes.agent.command={json.dumps(vercel_agent())}", *options.set]
     runs = {
-        sft: ("sft", [f"sft.steps={options.sft_steps}", "sft.batch_size=4", "sft.learning_rate=1e-3"]),
+        sft: (
+            "sft",
+            [
+                f"sft.steps={options.sft_steps}",
+                "sft.batch_size=4",
+                "sft.learning_rate=1e-3",
+                f"tasks.train={folder / 'all.jsonl'}",
+            ],
+        ),
         rl: (
             "train",
             [
