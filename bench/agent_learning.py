@@ -52,7 +52,7 @@ def learn(folder: Path, seed: int, options: argparse.Namespace) -> None:
             "train",
             [
                 *(f"training.steps={options.steps}", f"model.adapter={sft / 'adapter'}"),
-                *("algorithm.warm_start.weight=0", "learner.learning_rate=5e-4", "learner.schedule=linear"),
+                *("algorithm.warm_start.weight=0", "learner.learning_rate=2e-4", "learner.schedule=linear"),
             ],
         ),
     }

@@ -30,7 +30,6 @@ from mcprl.episodes.reward_functions import RewardFunctions, code_of, open_funct
 from mcprl.episodes.rewards import require_scorable
 from mcprl.errors import BadValueError, MissingExtraError
 from mcprl.functions import Code
-from mcprl.grammar.masks import Grammars, TurnGrammars, load_grammars
 from mcprl.placement import gpu_memories, place
 from mcprl.progress import Watcher
 from mcprl.records import Task, Weights
@@ -44,6 +43,7 @@ from mcprl.tools.limits import SharedLimits
 from mcprl.tools.stats import StatsDocument
 
 if TYPE_CHECKING:
+    from mcprl.grammar.masks import Grammars, TurnGrammars
     from mcprl.samplers.vllm import Send, VllmSampler
     from mcprl.skyrl.engine import SkyrlEngine
 
@@ -155,6 +155,8 @@ def _make_grammars(
 ) -> tuple[Grammars, TurnGrammars]:
     """Load the grammars, and check that each tool offered by a task has one."""
     catalog.require(config.sampling.loose_tools, wanted_by="sampling.loose_tools")
+    from mcprl.grammar.masks import TurnGrammars, load_grammars
+
     grammars = load_grammars(config.model.path)
     turn_grammars = TurnGrammars(chat, grammars, config.sampling)
     require_grammar(tasks, catalog, turn_grammars)

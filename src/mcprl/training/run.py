@@ -96,6 +96,7 @@ async def open_run(
         watcher.stage(await _forecast(run))
         if resume_point is not None:
             await _restore(run, resume_point)
+        watcher.stage(f"step {min(run.step + 1, config.training.steps)}")
         yield run
 
 

@@ -31,6 +31,14 @@ def test_help_imports_no_heavy_library():
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+def test_what_plays_episodes_at_an_endpoint_and_every_package_imports_no_grammars():
+    """They need torch, which the base install does not have."""
+    modules = "mcprl.episodes.stage, mcprl.evaluation.harness, mcprl_agents.runner, mcprl_skyrl_gym, mcprl_synthesis"
+    code = f"import sys, {modules}; print('mcprl.grammar.masks' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout.strip()) == (0, "False"), result.stderr
+
+
 @pytest.mark.alone
 def test_help_answers_and_its_time_is_known(record_property):
     """Whether it is quick enough, the promise `help-is-quick` says."""
