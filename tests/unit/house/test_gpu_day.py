@@ -103,5 +103,6 @@ def test_memory_is_told_apart_by_the_process_that_holds_it():
 
 
 @pytest.mark.full
+@pytest.mark.process
 def test_the_dry_run_succeeds_here(tmp_path: Path):
     assert gpu_day.main(["--dry-run", "--report", str(tmp_path / "report.md")]) == 0
