@@ -29,6 +29,7 @@ from mcprl_agents.session import Session
 
 _LOOPBACK = "127.0.0.1"
 _CLOSING_S = 1
+_IDLE_S = 86_400  # a connection that we closed while it was idle would break the request that is just being sent
 
 
 class _QuietServer(uvicorn.Server):
@@ -57,7 +58,8 @@ class Gateway:
         with socket.create_server((_LOOPBACK, 0), backlog=2048) as listening:
             self._host = f"{_LOOPBACK}:{listening.getsockname()[1]}"
             quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off", "ws": "none"}
-            server = _QuietServer(uvicorn.Config(self, timeout_graceful_shutdown=_CLOSING_S, **quiet))
+            times: dict[str, Any] = {"timeout_graceful_shutdown": _CLOSING_S, "timeout_keep_alive": _IDLE_S}
+            server = _QuietServer(uvicorn.Config(self, **times, **quiet))
             serving = asyncio.create_task(self._serve(server, listening))
             try:
                 yield self
