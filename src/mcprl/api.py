@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -229,7 +229,12 @@ def _run(work: Callable[[], Coroutine[Any, Any, T]], stop: Callable[[], object] 
         running = thread.submit(run)
         try:
             watched.set()
-            return running.result()
+            # A signal between Python's last look and the wait would be handled only after the wait.
+            while not running.done():
+                wait((running,), timeout=0.5)
         except KeyboardInterrupt:
             started.result()()
-            return running.result()
+        except BaseException:
+            started.result()()
+            raise  # once the work has ended: leaving the executor waits for it
+        return running.result()
