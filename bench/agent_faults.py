@@ -73,7 +73,9 @@ async def measure(ci: bool, folder: Path) -> dict[str, Any]:
     trajectories, lost = all_trajectories(run), Counter[str]()
     for line in (run / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(line)
-        lost.update({name[5:]: int(value) for name, value in metrics.items() if name.startswith("lost_")})
+        lost.update(
+            {name.removeprefix("lost_"): int(value) for name, value in metrics.items() if name.startswith("lost_")}
+        )
     expected = Counter(dict.fromkeys(LOST_AS.values(), planted))
     happened = Counter(path.name.split("-")[0] for path in (folder / "planted").iterdir())
     groups: dict[str, list[tuple[int, int]]] = {f"{kind}-{n}": [] for n in range(planted) for kind in KINDS}

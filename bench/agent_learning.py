@@ -8,7 +8,7 @@ update. First: scripts/setup agents.
   risen         seeds whose last is above their first
   success       success rate of the first five updates and of the last five, over the seeds
 
-    python bench/agent_learning.py --out FOLDER [--seeds 1 2 3] [--sft-steps N] [--steps N] [--set KEY=VALUE …]
+    python bench/agent_learning.py --out FOLDER [--seeds 1 2 3]
 
 The rewards of each seed are stored in bench/results/agent_learning. A seed whose results are there is not repeated, and
 a training that was interrupted is resumed.
@@ -28,34 +28,21 @@ from synthesis_learning import mcprl
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE, RESULTS = ROOT / "recipes" / "hello-cpu.yaml", ROOT / "bench" / "results" / "agent_learning"
-EDGE = 5
+SFT_STEPS, STEPS, EDGE = 8, 20, 5
 
 
-def learn(folder: Path, seed: int, options: argparse.Namespace) -> None:
+def learn(folder: Path, seed: int) -> None:
     """Train with a seed, and store the rewards of its updates."""
     sft, rl = folder / "outputs" / f"seed-{seed}-sft", folder / "outputs" / f"seed-{seed}"
     files = (RECIPE.with_name("hello") / name for name in ("tasks.jsonl", "validation.jsonl"))
     (folder / "all.jsonl").write_text("".join(file.read_text() for file in files))
     common = [f"seed={seed}", f"training.outputs={folder / 'outputs'}", "tasks.validation=null"]
-    common += [f"episodes.agent.command={json.dumps(vercel_agent())}", *options.set]
-    runs = {
-        sft: (
-            "sft",
-            [
-                f"sft.steps={options.sft_steps}",
-                "sft.batch_size=4",
-                "sft.learning_rate=1e-3",
-                f"tasks.train={folder / 'all.jsonl'}",
-            ],
-        ),
-        rl: (
-            "train",
-            [
-                *(f"training.steps={options.steps}", f"model.adapter={sft / 'adapter'}"),
-                *("algorithm.warm_start.weight=0", "learner.learning_rate=2e-4", "learner.schedule=linear"),
-            ],
-        ),
-    }
+    common += [f"episodes.agent.command={json.dumps(vercel_agent())}"]
+    demonstrated = [f"sft.steps={SFT_STEPS}", "sft.batch_size=4", "sft.learning_rate=1e-3"]
+    demonstrated += [f"tasks.train={folder / 'all.jsonl'}"]
+    reinforced = [f"training.steps={STEPS}", f"model.adapter={sft / 'adapter'}", "algorithm.warm_start.weight=0"]
+    reinforced += ["learner.learning_rate=2e-4", "learner.schedule=linear"]
+    runs = {sft: ("sft", demonstrated), rl: ("train", reinforced)}
     for run, (command, more) in runs.items():
         if (run / "summary.json").exists():
             continue
@@ -89,16 +76,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--sft-steps", type=int, default=8, help="of 4 conversations each")
-    parser.add_argument("--steps", type=int, default=20, help="of RL")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all trainings")
     options = parser.parse_args()
     folder: Path = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for seed in options.seeds:
         if not (RESULTS / f"{seed}.json").exists():
-            learn(folder, seed, options)
+            learn(folder, seed)
     print(json.dumps(read_figures(options.seeds)))
 
 

@@ -24,7 +24,7 @@ if fault == "silent":  # it has an answer, but not from the model
 if fault == "children":
     subprocess.Popen(["sleep", "1000"])
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    subprocess.Popen(["sh", "-c", "sleep 1000 & disown 2>/dev/null; exit 0"], start_new_session=True).wait()
+    subprocess.Popen(["sh", "-c", "sleep 1000 &"], start_new_session=True).wait()
 
 request = urllib.request.Request(
     os.environ["OPENAI_BASE_URL"] + "/chat/completions",

@@ -154,9 +154,9 @@ def _make_grammars(
     config: RunConfig, chat: Chat, tasks: Sequence[Task], catalog: Catalog
 ) -> tuple[Grammars, TurnGrammars]:
     """Load the grammars, and check that each tool offered by a task has one."""
-    catalog.require(config.sampling.loose_tools, wanted_by="sampling.loose_tools")
     from mcprl.grammar.masks import TurnGrammars, load_grammars
 
+    catalog.require(config.sampling.loose_tools, wanted_by="sampling.loose_tools")
     grammars = load_grammars(config.model.path)
     turn_grammars = TurnGrammars(chat, grammars, config.sampling)
     require_grammar(tasks, catalog, turn_grammars)

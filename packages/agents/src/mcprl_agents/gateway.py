@@ -58,8 +58,9 @@ class Gateway:
         with socket.create_server((_LOOPBACK, 0), backlog=2048) as listening:
             self._host = f"{_LOOPBACK}:{listening.getsockname()[1]}"
             quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off", "ws": "none"}
-            times: dict[str, Any] = {"timeout_graceful_shutdown": _CLOSING_S, "timeout_keep_alive": _IDLE_S}
-            server = _QuietServer(uvicorn.Config(self, **times, **quiet))
+            server = _QuietServer(
+                uvicorn.Config(self, timeout_graceful_shutdown=_CLOSING_S, timeout_keep_alive=_IDLE_S, **quiet)
+            )
             serving = asyncio.create_task(self._serve(server, listening))
             try:
                 yield self

@@ -108,18 +108,18 @@ async def started(
 
     with private_folder() as folder:
         # The URL is a secret, and other users can read the arguments of a process.
-        env = {"MCPRL_MCP_URL": f"{url}/mcp"}
-        proxy = {"command": sys.executable, "args": ["-m", "mcprl_agents.stdio"], "env": env}
+        tools = {"MCPRL_MCP_URL": f"{url}/mcp"}
+        proxy = {"command": sys.executable, "args": ["-m", "mcprl_agents.stdio"], "env": tools}
         for name, entry in {"http": {"type": "http", "url": f"{url}/mcp"}, "stdio": proxy}.items():
             (folder / f"{name}.json").write_text(json.dumps({"mcpServers": {"mcprl": entry}}), encoding="utf-8")
         (folder / "task.json").write_text(given, encoding="utf-8", errors="replace")
         env = {
             **{name: value for name, value in os.environ.items() if name.lower() not in _REMOVED},
             **_QUIET,
+            **tools,
             "PATH": search_path(),
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": token,
-            "MCPRL_MCP_URL": f"{url}/mcp",
             "MCPRL_MCP_SERVERS": str(folder / "http.json"),
             "MCPRL_MCP_STDIO_SERVERS": str(folder / "stdio.json"),
             "MCPRL_TASK": str(folder / "task.json"),
