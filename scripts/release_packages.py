@@ -95,6 +95,7 @@ def base_trials(version: str) -> list[Trial]:
         Trial(("python", "-c", IMPORT), 0, f"version {version}"),
         Trial(("mcprl", "--help"), 0, "Usage: mcprl"),
         Trial(("mcprl", "init", "project"), 0, "project"),
+        Trial(("mcprl", "doctor", "project/recipe.yaml", "--fast"), 1, "call stock"),  # 1: names the engine it lacks
         Trial(("mcprl", "tools", "list", "recipe.yaml"), 0, "find_person"),
         Trial(("mcprl", "tools", "call", "recipe.yaml", "find_person", "name=Ana"), 0, "America/Lima"),
         Trial(("mcprl", "train", "recipe.yaml", "--dry-run"), 0, "name: smoke"),

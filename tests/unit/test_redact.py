@@ -43,6 +43,7 @@ def test_a_registered_value_is_found_inside_a_longer_base64_text(encoding, value
     assert len(before + after) <= len(written) - 4 * len(value.strip().encode()) // 3 + 1
 
 
+@pytest.mark.slow
 @given(
     value=st.text(st.characters(codec="utf-8"), min_size=8, max_size=40)
     .map(str.strip)
@@ -219,6 +220,7 @@ def processor_seconds(text: str, secrets: SecretRegistry) -> float:
     return least_s(lambda: secrets.redact(text), looks=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_64_kib_made_to_be_slow_take_less_than_100_ms(unit, untraced):
     secrets = registry(THE_KEY=KEY, AWKWARD=AWKWARD, OTHER="correct horse battery")

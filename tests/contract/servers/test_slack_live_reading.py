@@ -151,6 +151,7 @@ POSTS = st.tuples(st.just("post"), EPISODES, NAMES, st.text(min_size=1, max_size
 READS = st.tuples(st.just("read"), EPISODES, NAMES, st.integers(1, 6))
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(POSTS | READS, max_size=12))
 def test_any_interleaving_equals_episodes_alone_and_slack_never_hears_of_it(upstream, actions):

@@ -12,6 +12,7 @@ from upstream_calls import ERAS, call_echo, client_of, does
 from upstream_server import upstream
 
 
+@pytest.mark.slow
 @ERAS
 @pytest.mark.parametrize("phase", ["no head", "in events", "in body"])
 async def test_a_hundred_cancelled_calls_leave_no_connection_behind(era, phase):

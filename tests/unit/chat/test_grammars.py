@@ -154,6 +154,7 @@ def check_a_walk(model: Model, language: list[tuple], data: st.DataObject) -> No
     assert list(replay.fixed) == [fixed for _, _, fixed in expected]
 
 
+@pytest.mark.slow
 @given(language=words, data=st.data())
 def test_what_is_admissible_forced_and_fixed_is_what_the_words_of_the_language_say(model, language, data):
     check_a_walk(model, language, data)

@@ -124,6 +124,7 @@ def test_no_text_makes_the_parser_raise_and_every_call_can_be_recorded(text):
         assert_recordable(calls)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("shape", sorted(BARE.keys() - TAGGED.keys()))
 def test_time_grows_with_the_text_and_not_with_its_square(shape, record_property):

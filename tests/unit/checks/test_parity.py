@@ -180,6 +180,7 @@ def test_a_sampler_that_ignores_the_temperature_is_named(played, learner):
     assert "processed_logprobs" in report.verdict.fix
 
 
+@pytest.mark.slow
 def test_a_sampler_that_ignores_the_temperature_is_named_in_bfloat16_too(played, learner, rounded):
     at_1 = played.scores(learner, temperature=1.0)
     report = check(
@@ -212,6 +213,7 @@ def test_a_grammar_that_both_ignore_is_named_although_they_agree(played, learner
     assert report.verdict.severity is Severity.BAD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_different_weights_are_not_taken_for_rounding_or_temperature(played, other_weights, dtype):
     at_1 = played.scores(other_weights, temperature=1.0)

@@ -246,6 +246,7 @@ def made_tree(tokenizer: Any) -> Tree:
     return tree
 
 
+@pytest.mark.slow
 def test_one_block_mask_over_the_tree_gives_what_attention_split_by_nodes_gives(
     flex_graphs, tokenizer, record_property
 ):

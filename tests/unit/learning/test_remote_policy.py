@@ -123,6 +123,7 @@ def assert_close(ours: Readings, theirs: Readings) -> None:
             assert a == pytest.approx(b, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "fsdp"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 async def test_every_objective_has_the_same_loss_and_gradient_on_both_engines(model, tmp_path, objective, backend):

@@ -171,6 +171,7 @@ def test_half_written_weights_of_an_interrupted_run_are_replaced(tiny_model, mak
     assert (weights.adapter / "adapter_model.safetensors").stat().st_size > 100
 
 
+@pytest.mark.slow
 def test_the_same_seed_and_batch_give_the_same_weights_to_the_bit(tiny_model, make_learner):
     hashes = []
     for seed in (3, 3, 4):

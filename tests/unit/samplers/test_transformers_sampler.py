@@ -190,6 +190,7 @@ async def holding(base, grammars):
         yield running
 
 
+@pytest.mark.slow
 async def test_a_turn_under_a_grammar_follows_it_and_ends_with_it(holding):
     texts = set()
     for seed in range(6):

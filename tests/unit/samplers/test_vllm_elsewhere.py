@@ -103,6 +103,7 @@ async def test_turns_are_spread_and_new_weights_reach_every_server(tmp_path):
     assert first.asked[-1] in first.adapters or first.asked[-1] == "v1"
 
 
+@pytest.mark.slow
 async def test_the_turns_of_a_server_that_is_away_go_to_another_and_it_comes_back_with_the_weights(tmp_path):
     first, second = Server(), Server()
     async with sampling_at(tmp_path, first, second) as sampler:

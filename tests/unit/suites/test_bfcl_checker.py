@@ -85,6 +85,7 @@ def mutated(calls, draw):
     return kind, changed
 
 
+@pytest.mark.slow
 def test_every_official_answer_is_right_for_both_checkers():
     differing = [e.id for e in ENTRIES if (ours(e, gold_calls(e)), official(e, gold_calls(e), "gold")) != (None, None)]
     assert differing == []

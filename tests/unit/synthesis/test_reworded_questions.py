@@ -56,6 +56,7 @@ async def test_a_rephrased_question_with_all_values_is_accepted_and_its_solution
         assert {trial.reward for trial in await play_gold(tasks, toolbox, REWARDS)} == {1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [

@@ -153,6 +153,7 @@ def test_a_secret_is_redacted_after_the_cleaning_and_before_the_cut():
         assert "sk-" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     ["\x1b]" * 500_000, "\x9d" * 1_000_000, "\x1b[" * 500_000, "\x1b" + " " * 1_000_000, ("\x1b]" + "a" * 50) * 20_000],

@@ -90,6 +90,7 @@ def left_out(folder: Path) -> list[str]:
     return [json.loads(line)["why"] for line in (folder / "sft" / "left_out.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_no_episode_that_failed_its_checks_is_imitated(chat, tmp_path):
     tasks = [
         make_task("right", answer="blue", solution=solved("blue", "It is blue.")),
