@@ -19,8 +19,8 @@ check: ## Lint, format and types: seconds
 test: ## The tests that start no process: at most 4 minutes, before each commit
 	OMP_NUM_THREADS=1 .venv/bin/pytest -m "$(QUICK)" -n 2 --dist loadfile --no-loadscope-reorder -q
 
-coverage: ## The tests that start no process, with coverage: at least 90%
-	OMP_NUM_THREADS=1 .venv/bin/pytest -m "not process and not full and not alone" -n 2 --dist loadfile --no-loadscope-reorder -q --cov
+coverage: ## The tests that start no engine, with coverage: at least 90%
+	OMP_NUM_THREADS=1 .venv/bin/pytest tests/unit tests/contract tests/security tests/e2e/test_python_api.py -m "not full and not alone" -n 2 --dist loadfile --no-loadscope-reorder -q --cov
 
 bench: ## Measure every promise at the size of the gate
 	scripts/promises --all

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -177,10 +178,12 @@ def root() -> Path:
 @pytest.fixture
 def untraced() -> Iterator[None]:
     """Nothing is traced meanwhile, for what is timed here: measuring coverage costs several times the work itself."""
-    tracer = sys.gettrace()
+    tracer, tracer_of_threads = sys.gettrace(), threading.gettrace()
     sys.settrace(None)
+    threading.settrace(None)
     yield
     sys.settrace(tracer)
+    threading.settrace(tracer_of_threads)
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,7 @@ async def opened(spec, folder):
         pass
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("name", BOMBS)
 async def test_a_bomb_is_refused_by_name_and_the_event_loop_goes_on(name, tmp_path):
     args, what = BOMBS[name]
