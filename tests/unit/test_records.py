@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from mcprl.config import AlgorithmConfig
 from mcprl.goals import Goal
 from mcprl.learning.algorithms import learnable_tokens, make_batch
-from mcprl.records import Batch, FinishReason, Group, Readings, StopReason, Task, Trajectory, Turn
+from mcprl.records import (
+    Batch,
+    FinishReason,
+    FollowUp,
+    Group,
+    Readings,
+    SimulatedUser,
+    Solution,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 TASK = Task(id="greet", prompt=({"role": "user", "content": "Hi"},), goal=Goal(answer="Hello"))
 
@@ -158,6 +170,46 @@ def test_an_episode_without_token_ids_counts_what_the_endpoint_counted_and_is_ne
     columns = {"learnable": ((False,) * 8,) * 2, "advantages": ((0.0,) * 8,) * 2}
     with pytest.raises(ValueError, match="cannot be trained on"):
         Batch(step=0, groups=(group(0.0, 1.0),), **columns, demonstrations=(EXAMPLE, played_by_an_endpoint()))
+
+
+@st.composite
+def forks(draw) -> tuple[tuple[int, int], ...]:
+    """Of a trajectory of 8 tokens: in order, each after an earlier token or at the beginning."""
+    places = draw(st.lists(st.integers(1, 7), unique=True).map(sorted))
+    return tuple((place, draw(st.integers(-1, place - 1))) for place in places)
+
+
+@given(forks())
+def test_a_branch_is_the_way_back_from_a_token_that_no_other_continues(forks):
+    parents = [dict(forks).get(place, place - 1) for place in range(8)]
+    expected = []
+    for last in sorted({*range(8)} - {*parents}):
+        branch = [last]
+        while parents[branch[0]] >= 0:
+            branch.insert(0, parents[branch[0]])
+        expected.append(tuple(branch))
+    assert trajectory(forks=forks).branches == tuple(expected)
+
+
+@pytest.mark.parametrize("forks", [((8, 3),), ((3, 3),), ((3, 4),), ((3, -2),), ((5, 2), (5, 1)), ((5, 2), (4, 1))])
+def test_forks_that_are_not_in_order_are_refused(forks):
+    with pytest.raises(ValueError, match="its forks are not in order"):
+        trajectory(forks=forks)
+
+
+def test_a_task_has_a_solution_per_user_message_and_at_most_as_many_messages_as_its_user_sends():
+    assert (TASK.solutions, TASK.max_messages) == ((), 1)
+    first, third = Solution(calls=(), answer="Hello"), Solution(calls=(), answer="Bye")
+    further = tuple(FollowUp(messages=TASK.prompt, solution=solution) for solution in (None, third))
+    task = dataclasses.replace(TASK, solution=first, follow_ups=further)
+    assert (task.solutions, task.max_messages) == ((first, first, third), 3)
+    assert dataclasses.replace(TASK, follow_ups=further).solutions == ()
+    assert dataclasses.replace(TASK, user=SimulatedUser(function="users.py:me", max_messages=2)).max_messages == 3
+
+
+def test_a_turn_was_sampled_under_the_latest_grammar_that_began_before_it():
+    changed = trajectory(grammar="a", later_grammars=((1, "b"), (3, "c")))
+    assert [changed.grammar_of(turn) for turn in range(5)] == ["a", "b", "b", "c", "c"]
 
 
 masks = st.lists(st.booleans(), min_size=8, max_size=8).map(tuple)
