@@ -200,9 +200,9 @@ def test_forks_that_are_not_in_order_are_refused(forks):
 def test_a_task_has_a_solution_per_user_message_and_at_most_as_many_messages_as_its_user_sends():
     assert (TASK.solutions, TASK.max_messages) == ((), 1)
     first, third = Solution(calls=(), answer="Hello"), Solution(calls=(), answer="Bye")
-    further = tuple(FollowUp(messages=TASK.prompt, solution=solution) for solution in (None, third))
+    further = tuple(FollowUp(messages=TASK.prompt, solution=solution) for solution in (None, third, None))
     task = dataclasses.replace(TASK, solution=first, follow_ups=further)
-    assert (task.solutions, task.max_messages) == ((first, first, third), 3)
+    assert (task.solutions, task.max_messages) == ((first, first, third, third), 4)
     assert dataclasses.replace(TASK, follow_ups=further).solutions == ()
     assert dataclasses.replace(TASK, user=SimulatedUser(function="users.py:me", max_messages=2)).max_messages == 3
 
