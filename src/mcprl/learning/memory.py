@@ -1,8 +1,8 @@
-"""Predicts the memory of an update: runs a forward and a backward pass on fake tensors, and counts their bytes.
+"""Predicts how much memory an update needs: runs a forward and a backward pass on fake tensors and counts bytes.
 
-Fake tensors have shapes but no numbers, so any model can be counted in seconds on any machine. A few layers are
-enough, because each further layer adds the same. What is not counted: workspaces of kernels, fragmentation, the CUDA
-context. Attention is counted as PyTorch's own, which keeps as much for the backward pass as the kernel of a GPU.
+Fake tensors have shapes but no numbers, so this takes seconds for any model on any machine. A few layers are enough,
+because each further layer adds the same. Kernel workspaces, fragmentation and the CUDA context are not counted.
+Attention is counted as PyTorch's own, which keeps as much for the backward pass as a GPU kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves  # pyright: ignore[reportUnknownVari
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mcprl.config import RunConfig
-from mcprl.learning.attention import Layout
+from mcprl.errors import UnsharableError
+from mcprl.learning.attention import TREE_ATTENTION, Layout, require_sharable
 from mcprl.learning.models import load_policy
 from mcprl.learning.packing import Pack, Policy, Targets
 
@@ -32,9 +33,9 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMemory:
-    """The bytes of an update in one process: UpdateMemory(weights=1.2e9, moments=8e7, activations=2.0e9)
+    """The bytes that an update needs in one process: UpdateMemory(weights=1.2e9, moments=8e7, activations=2.0e9)
 
-    `weights` and `moments` are there all the time. `activations` are the most that a pass needs besides them, including
+    `weights` and `moments` are held all the time. `activations` is the most that a pass needs on top of them, including
     gradients.
     """
 
@@ -47,14 +48,14 @@ class UpdateMemory:
         return self.weights + self.moments + self.activations
 
     def of_each(self, processes: int) -> UpdateMemory:
-        """Return the bytes of one of several processes, which share weights and moments, but not activations."""
+        """Return the bytes of each process if several processes shard the weights and moments, but not activations."""
         return UpdateMemory(
             weights=self.weights / processes, moments=self.moments / processes, activations=self.activations
         )
 
 
 def predict_update(config: RunConfig, path: str, *, tokens: int) -> UpdateMemory:
-    """Predict the memory of an update of the model in `path` whose packs have so many tokens."""
+    """Predict the memory of an update of the model in `path`, with packs of `tokens` tokens."""
     layers = int(AutoConfig.from_pretrained(path).get_text_config().num_hidden_layers)  # pyright: ignore
     few, more = (count_update(config, path, tokens=tokens, layers=number) for number in (_FEW, _MORE))
 
@@ -69,7 +70,7 @@ def predict_update(config: RunConfig, path: str, *, tokens: int) -> UpdateMemory
 
 
 def count_update(config: RunConfig, path: str, *, tokens: int, layers: int | None = None) -> UpdateMemory:
-    """Count the memory of an update of this model, or of the model with another number of layers."""
+    """Count the memory of an update of the model in `path`. `layers` overrides its number of layers."""
     settings = cast("Any", AutoConfig.from_pretrained(path))  # pyright: ignore[reportUnknownMemberType]
     text = settings.get_text_config()
     text.num_hidden_layers = layers or text.num_hidden_layers
@@ -79,8 +80,13 @@ def count_update(config: RunConfig, path: str, *, tokens: int, layers: int | Non
     # A quantized base computes like one in 16 bits.
     plain = config.learner.model_copy(update={"tuning": "full" if tuning == "full" else "lora", "share_prefix": False})
     dtype = torch.float32 if tuning == "full" else cast("torch.dtype", getattr(torch, config.model.dtype))
+    try:
+        require_sharable(settings, path)
+        attention = TREE_ATTENTION
+    except UnsharableError:
+        attention = "sdpa"  # with fake tensors, it makes a mask of tokens × tokens even if a layer needs none
     with _META:
-        base = cast("Any", AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation="sdpa"))  # pyright: ignore
+        base = cast("Any", AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation=attention))  # pyright: ignore
     policy = load_policy(config.model_copy(update={"learner": plain}), _META, base=base)
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     with FakeTensorMode(), _LiveBytes() as live:
@@ -127,7 +133,7 @@ class _LiveBytes(TorchDispatchMode):
 
 
 def _make_fake(policy: Policy) -> None:
-    """Replace the tensors of a policy on the meta device by fake tensors on the CPU. Tied tensors stay tied."""
+    """Replace the tensors of a policy on the meta device with fake tensors on the CPU. Tied tensors stay tied."""
     made: dict[int, tuple[Tensor, Tensor]] = {}
     for module in policy.modules():
         for table in (module._parameters, module._buffers):  # pyright: ignore[reportPrivateUsage]
@@ -142,7 +148,7 @@ def _make_fake(policy: Policy) -> None:
 
 
 def _fake_pack(tokens: int, vocabulary: int, config: RunConfig) -> Pack:
-    """Return a pack of one trajectory of which every token is scored, which is the most that a pack can need."""
+    """Return a pack of one trajectory with every token scored. No pack of this size needs more memory."""
     id_T = torch.zeros(tokens, dtype=torch.long)
     place_N = torch.arange(tokens - 1)
     is_constrained = config.sampling.constrain != "off"

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from mcprl.config import RunConfig
-from mcprl.learning import TorchLearner, models, optimizer, packing
+from mcprl.learning import TorchLearner, attention, models, optimizer, packing
 from mcprl.records import Readings
 
 
@@ -66,6 +66,19 @@ def test_at_least_95_percent_of_the_matmul_flops_are_in_bfloat16(
     assert {p.dtype for p in learner.optimisation.parameters} == {torch.float32}
     moments = (state["exp_avg"].dtype for state in learner.optimisation.optimiser.state.values())
     assert set(moments) == {torch.float32}
+
+
+def test_attention_over_a_tree_gets_queries_keys_and_values_of_one_dtype(model, tmp_path, monkeypatch):
+    attended, seen = attention._attend_by_nodes, set[tuple[torch.dtype, ...]]()
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *more: Any) -> Tensor:
+        seen.add((query.dtype, key.dtype, value.dtype))
+        return attended(query, key, value, *more)
+
+    monkeypatch.setattr(attention, "_attend_by_nodes", attend)
+    learner = small_learner(in_bfloat16(small_config(model, tuning="full", share_prefix=True)), tmp_path)
+    assert learner._update(small_batch(learner._config)).skipped is None
+    assert seen == {(torch.bfloat16,) * 3}
 
 
 def test_a_4_bit_base_keeps_norms_embeddings_and_head_in_bfloat16(model, tmp_path, monkeypatch):

@@ -35,6 +35,17 @@ async def test_weights_moments_and_gradients_all_leave(tiny_model, make_learner)
     assert all(parameter.grad is None for parameter in parameters)
 
 
+async def test_after_an_update_torch_keeps_no_free_memory_that_a_restarted_vllm_would_need(
+    tiny_model, make_learner, monkeypatch
+):
+    learner, steps_at_release = make_learner(), list[int]()
+    steps = learner.optimisation.optimiser.state
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: steps_at_release.append(len(steps)))
+    await learner.update(ragged_batch(tiny_model))
+    assert len(steps_at_release) == 1
+    assert steps_at_release[0] > 0  # the optimizer had made its step
+
+
 async def test_each_process_of_a_learner_sees_the_gpus_of_the_learner_only(monkeypatch, tmp_path):
     class Seen(Exception):
         pass

@@ -53,3 +53,9 @@ def test_activations_grow_with_the_pack_and_shrink_with_checkpointing(model):
 
     assert activations(TOKENS, checkpointing=True) < 0.6 * activations(TOKENS, checkpointing=False)
     assert activations(2 * TOKENS, checkpointing=False) > 1.5 * activations(TOKENS, checkpointing=False)
+
+
+def test_no_mask_of_tokens_by_tokens_is_counted(model):
+    config = small_config(model, checkpointing=False)
+    long, longer = (count_update(config, str(model), tokens=tokens).activations for tokens in (2048, 4096))
+    assert longer == pytest.approx(2 * long, rel=0.05)
