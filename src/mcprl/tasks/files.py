@@ -1,4 +1,4 @@
-"""Reads and writes task files. `load_tasks` detects whether a file has mcprl's own lines or SkyRL's rows."""
+"""Reads and writes task files. `load_tasks` detects whether a file has lines in mcprl's own format or SkyRL rows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mcprl.errors import TaskFileError
 from mcprl.records import Message, Task
 from mcprl.tasks.formats import digest, first_problem, is_skyrl_row, line_of, task_of, task_of_row
 
+_SHOWN = 5  # problems in one error
 _SPACE = " \t\n\r"
 # In JSON, a lone surrogate can only be written as an escape.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -69,7 +70,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def decode_strictly(text: str, *, place: str, fix: str) -> Any:
-    """Decode a text that is one JSON value. Raises a TaskFileError whose message begins with `place`."""
+    """Decode a string that must be one JSON value. Raises a TaskFileError whose message begins with `place`."""
     value, end = _decode(text, 0, place, fix)
     if _skip_space(text, end) != len(text):
         raise TaskFileError(f"{place}: not JSON (there is text after the value)", fix=fix)
@@ -78,7 +79,7 @@ def decode_strictly(text: str, *, place: str, fix: str) -> Any:
 
 def _rows_of_list(path: Path, text: str, position: int) -> Iterator[Row]:
     """Decode the items of a list one by one, so that an error names its row."""
-    fix = "correct the JSON list at this place"
+    fix = "correct the JSON list at this position"
     number = 0
     position = _skip_space(text, position)
     while not text.startswith("]", position):
@@ -107,12 +108,14 @@ def _decode(text: str, position: int, place: str, fix: str) -> tuple[Any, int]:
     except json.JSONDecodeError as error:
         raise TaskFileError(f"{place}: not JSON ({error.msg})", fix=fix) from error
     except _RefusedError as error:
-        raise TaskFileError(f"{place}: {error}", fix="correct the JSON at this place") from error
+        raise TaskFileError(f"{place}: {error}", fix="correct the JSON at this position") from error
     except bounds.OverLimitError as error:
-        raise TaskFileError(f"{place}: it {error}", fix="correct the JSON at this place") from error
+        raise TaskFileError(f"{place}: it {error}", fix="correct the JSON at this position") from error
     except ValueError as error:
         # Python's decoder rejects numbers with thousands of digits.
-        raise TaskFileError(f"{place}: a number has too many digits", fix="correct the JSON at this place") from error
+        raise TaskFileError(
+            f"{place}: a number has too many digits", fix="correct the JSON at this position"
+        ) from error
     return value, end
 
 
@@ -126,7 +129,7 @@ def _refuse_surrogates(value: Any, text: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise _RefusedError("a string with a lone surrogate") from None
+        raise _RefusedError("a string contains a lone surrogate") from None
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -170,19 +173,28 @@ class TaskFile:
 
 
 def load_tasks(path: Path) -> tuple[Task, ...]:
-    """Load the tasks of a file in order. Raises TaskFileError at the first entry that is not a task."""
+    """Load the tasks of a file in order. Raises TaskFileError if an entry is not a task."""
     return read_task_file(path).tasks
 
 
 def read_task_file(path: Path) -> TaskFile:
     """Load the tasks of a file together with their rows."""
     entries: list[TaskEntry] = []
+    problems: list[str] = []
     for row in read_rows(path):
         if entries and is_skyrl_row(row.value) != is_skyrl_row(entries[0].row.value):
             raise TaskFileError(
                 f"{row.place}: the file mixes SkyRL rows and tasks in mcprl's own format", fix="split the file"
             )
-        entries.append(_entry_of(row, path.absolute().parent))
+        try:
+            entries.append(_entry_of(row, path.absolute().parent))
+        except ValidationError as error:
+            problems.append(f"{row.place}: {first_problem(error)}")
+        if len(problems) == _SHOWN:
+            break
+    if problems:
+        fix = "correct this field" if len(problems) == 1 else "correct these fields"
+        raise TaskFileError("; ".join(problems), fix=fix)
     if not entries:
         raise TaskFileError(f"{path} has no tasks", fix="write one JSON object per line")
     if is_skyrl_row(entries[0].row.value):
@@ -206,7 +218,7 @@ def write_tasks(tasks: Iterable[Task], path: Path) -> None:
             raise TaskFileError(f"task {task.id!r} cannot be written: {problem}", fix="correct the task") from error
         if task.id in taken:
             raise TaskFileError(
-                f"two of the tasks to write have the id {task.id!r}", fix="change the id of one of them"
+                f"two of the tasks to be written have the id {task.id!r}", fix="change the id of one of them"
             )
         taken.add(task.id)
     if not lines:
@@ -220,7 +232,7 @@ def write_tasks(tasks: Iterable[Task], path: Path) -> None:
 
 
 def load_preamble(path: Path | None) -> tuple[Message, ...]:
-    """Load the messages that precede each task's prompt from a JSON list of chat messages."""
+    """Load a JSON list of chat messages, which precede each task's prompt. Without a path, there are none."""
     if path is None:
         return ()
     fix = 'write a JSON list of {"role": …, "content": …} objects'
@@ -232,17 +244,14 @@ def load_preamble(path: Path | None) -> tuple[Message, ...]:
 
 
 def _entry_of(row: Row, folder: Path) -> TaskEntry:
-    try:
-        if is_skyrl_row(row.value):
-            task, not_checked = task_of_row(row.value)
-            return TaskEntry(task=task, row=row, not_checked=not_checked)
-        return TaskEntry(task=task_of(row.value, folder), row=row)
-    except ValidationError as error:
-        raise TaskFileError(f"{row.place}: {first_problem(error)}", fix="correct this field") from error
+    if is_skyrl_row(row.value):
+        task, not_checked = task_of_row(row.value)
+        return TaskEntry(task=task, row=row, not_checked=not_checked)
+    return TaskEntry(task=task_of(row.value, folder), row=row)
 
 
 def with_own_ids(entries: Sequence[TaskEntry]) -> list[TaskEntry]:
-    """Make ids unique: SkyRL rows with the same id get a hash of their content, so ids do not depend on the order."""
+    """Make ids unique: a hash of the content is added to ids that SkyRL rows share, so their order does not matter."""
     shared = Counter(entry.task.id for entry in entries)
     copies: Counter[str] = Counter()
     result: list[TaskEntry] = []
@@ -261,5 +270,5 @@ def _refuse_shared_ids(entries: Iterable[TaskEntry]) -> None:
     taken: set[str] = set()
     for entry in entries:
         if entry.task.id in taken:
-            raise TaskFileError(f"{entry.row.place}: a second task has the id {entry.task.id!r}", fix="change its id")
+            raise TaskFileError(f"{entry.row.place}: an earlier task has the id {entry.task.id!r}", fix="change its id")
         taken.add(entry.task.id)

@@ -117,12 +117,12 @@ class _SkyrlRow(_Part):
         if isinstance(value, str):
             return [{"role": "user", "content": value}]
         if not isinstance(value, list):
-            raise ValueError("is neither a string nor a list of messages")
+            raise ValueError("it is neither a string nor a list of messages")
         return list(_opening_of(cast("list[object]", value)))
 
 
 class _TruthRow(BaseModel):
-    """A ground truth in a row, so that validation errors in it have their full path."""
+    """Wraps a row's ground truth, so that its validation errors have the full path."""
 
     reward_spec: _TruthSpec
 
@@ -241,7 +241,7 @@ class ExactlyLine(_Line):
 class NumberLine(_Line):
     """The text must contain a number within `tolerance` of this one, and at most `at_most` numbers in total.
 
-    With a unit, only quantities of its kind count, in any unit of that kind.
+    With a unit, only quantities that can be converted to it count.
     """
 
     number: float = Field(description="The correct number.")
@@ -272,9 +272,9 @@ class DateLine(_Line):
 
 
 class FieldsLine(_Line):
-    """The text must contain a JSON object whose fields meet these checks. Dots lead into objects and lists."""
+    """The text must contain a JSON object whose fields meet these checks. A dotted name is a nested field."""
 
-    fields: dict[str, _TextLine] = Field(min_length=1, description="Checks by field, such as offices.0.city.")
+    fields: dict[str, _TextLine] = Field(min_length=1, description="Checks, keyed by a field such as offices.0.city.")
 
 
 class AllLine(_Line):
@@ -359,7 +359,7 @@ _Calls = Annotated[
 
 
 class StateLine(_Line):
-    """What must be true after the episode: this tool is called, and its text must meet all of `texts`."""
+    """What must be true after the episode: this tool is called, and its result must meet all of `texts`."""
 
     tool: _Words
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -367,12 +367,12 @@ class StateLine(_Line):
 
 
 class WriteLine(_Line):
-    """A call that must have succeeded, with these arguments, and with texts that each meet all of their checks."""
+    """A call that must have succeeded, with these arguments, and with text arguments that meet all of their checks."""
 
     tool: _Words
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
     texts: dict[str, list[_TextLine]] = Field(
-        default_factory=dict[str, list[Any]], description="Checks of text arguments, by argument name."
+        default_factory=dict[str, list[Any]], description="Checks of text arguments, keyed by argument name."
     )
 
 
@@ -380,11 +380,11 @@ _Reference = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class CheckLine(_Line):
-    """A function of your own that returns how far the task is solved, from 0 to 1."""
+    """Your own function that returns how much of the task was solved, from 0 to 1."""
 
     function: _Reference = Field(description="The function, such as checks.py:name, relative to the task file.")
     probes: list[_Words] = Field(
-        default_factory=list[str], description="Tools that the function may call on the servers of the episode."
+        default_factory=list[str], description="Tools that the function may call on the episode's servers."
     )
 
 
@@ -416,13 +416,13 @@ def _as_messages(prompt: object) -> object:
 
 
 class FollowUpLine(_Line):
-    """A further user message, after the policy's answer to the one before. A plain string is a `prompt`."""
+    """A further user message, sent after the policy has answered the previous one. A plain string is a `prompt`."""
 
     prompt: Annotated[_Messages, BeforeValidator(_as_messages, json_schema_input_type=str | _Messages)] = Field(
         description="The user's message, or a list of messages."
     )
     tools: list[_Words] = Field(
-        default_factory=list[str], description="Tools to offer from now on; the message is extended by their schemas."
+        default_factory=list[str], description="Tools to add from now on; their schemas are appended to the message."
     )
     solution: SolutionLine | None = Field(
         default=None, description="The part of the solution after this message; default: the last answer again."
@@ -435,8 +435,8 @@ class UserLine(_Line):
     function: _Reference | None = Field(
         default=None, description="The function, such as users.py:name, relative to the task file."
     )
-    instructions: _Words | None = Field(default=None, description="Who the user is and wants, for a model to play.")
-    max_messages: int = Field(default=4, ge=1, description="Maximum number of replies of the user.")
+    instructions: _Words | None = Field(default=None, description="For a model: who the user is and what they want.")
+    max_messages: int = Field(default=4, ge=1, description="Maximum number of replies by the user.")
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> UserLine:
@@ -456,10 +456,10 @@ class TaskLine(_Line):
     prompt: Annotated[_Messages, BeforeValidator(_as_messages, json_schema_input_type=str | _Messages)] = Field(
         description="The user's message, or a list of messages."
     )
-    answer: _TextLine | None = Field(default=None, description="Check of the final answer.")
+    answer: _TextLine | None = Field(default=None, description="How the final answer is checked.")
     calls: list[_Calls] = Field(
         default_factory=list[Any],
-        description="Calls that the task requires, in this order; the calls of a nested list in any order.",
+        description="Calls that the task requires, in this order; those in a nested list may be made in any order.",
     )
     in_any_order: bool = Field(default=False, description="Whether `calls` may be made in any order.")
     min_calls: int = Field(default=0, ge=0, description="Number of calls that must succeed in total.")
@@ -467,7 +467,7 @@ class TaskLine(_Line):
         default_factory=list[StateLine], description="Conditions that must hold after the episode."
     )
     writes: list[WriteLine] = Field(
-        default_factory=list[WriteLine], description="Required writes: calls whose text arguments are checked."
+        default_factory=list[WriteLine], description="Required write calls, with checks of their text arguments."
     )
     rubric: _Words | None = Field(default=None, description="Instructions for the judge: what makes an answer good.")
     check: Annotated[CheckLine, BeforeValidator(_as_check, json_schema_input_type=_Reference | CheckLine)] | None = (
@@ -500,9 +500,9 @@ class TaskLine(_Line):
         if self.in_any_order and any(isinstance(call, list) for call in self.calls):
             raise ValueError("in_any_order applies to all calls: remove it, or the nested lists in calls")
         if self.follow_ups and self.user is not None:
-            raise ValueError("the user's messages come from follow_ups or from user, not from both")
+            raise ValueError("the user's messages can come from follow_ups or from user, but not from both")
         if self.solution is None and any(follow_up.solution is not None for follow_up in self.follow_ups):
-            raise ValueError("a follow-up has a solution, but the task has none for its prompt")
+            raise ValueError("a follow-up has a solution, but the task's own prompt has none")
         others = (self.answer, self.calls, self.min_calls, self.state, self.writes, self.rubric, self.check)
         if not any(others):
             raise ValueError(
@@ -515,7 +515,7 @@ class TaskLine(_Line):
 def task_of(value: object, folder: Path = Path()) -> Task:
     """Convert a decoded line to a task. Raises pydantic's ValidationError; see `first_problem`.
 
-    The file of a check is relative to `folder`.
+    The files of checks and simulated users are relative to `folder`.
     """
     line = TaskLine.model_validate(value)
     own, sets = line.check, [call if isinstance(call, list) else [call] for call in line.calls]
@@ -617,7 +617,7 @@ def task_schema() -> dict[str, Any]:
 
 # Pydantic's error types, each with what was expected.
 _WANTED = {
-    "string_type": "a text",
+    "string_type": "a string",
     "int_type": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
@@ -630,7 +630,8 @@ _WANTED = {
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "": tuple(TaskLine.model_fields),
     "prompt": tuple(Message.__annotations__),
-    "calls": (*CallLine.model_fields, *SolutionCallLine.model_fields),
+    "calls": tuple(CallLine.model_fields),
+    "solution.calls": tuple(SolutionCallLine.model_fields),
     "state": tuple(StateLine.model_fields),
     "writes": tuple(WriteLine.model_fields),
     "check": tuple(CheckLine.model_fields),
@@ -643,13 +644,15 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return the first unknown field, or else the first problem: `calls.1.tool: it is missing`."""
+    """Return the first unknown field, or else the first problem: `calls.1.tool: this field is missing`."""
     found = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")[0]
     parts = [str(part) for part in found["loc"] if not (str(part).startswith("<") and str(part).endswith(">"))]
     message = found["msg"].removeprefix("Value error, ")
     if found["type"] == "extra_forbidden":
-        within = next((part for part in reversed(parts[:-1]) if not part.isdigit()), "")
-        message = f"unknown field{did_you_mean(parts[-1], _FIELDS.get(within, ()))}"
+        names = [part for part in parts[:-1] if not part.isdigit()]
+        fields = _FIELDS.get(".".join(names[-2:])) or _FIELDS.get(names[-1], ())
+        known = f" (it may have {', '.join(fields)})" if 0 < len(fields) < 6 else ""
+        message = f"unknown field{did_you_mean(parts[-1], fields) or known}"
     elif found["type"] == "missing":
         message = "this field is missing"
     elif found["type"] in _WANTED:

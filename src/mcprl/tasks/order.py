@@ -118,14 +118,14 @@ class TaskOrder:
 class Curriculum(TaskOrder):
     """Deals easy tasks first and harder ones as the success rate rises. At each level, prefers the most useful tasks.
 
-    If all episodes of a group succeed, or all fail, there is nothing to learn from it; a group with half successes is
-    the most useful. Let s_i be the successes in n_i tries of task i. Each time a task is dealt again, older results
-    count half:
+    If all episodes of a group succeed, or all fail, there is nothing to learn from it; a group in which half succeed
+    is the most useful. Let s_i be the successes in n_i tries of task i. Each time a task is dealt again, older results
+    count half as much:
 
-        p_i = (s_i + 1) / (n_i + 2)                                   success rate of a task; 1/2 if never tried
-        m_d = Σ p_i over tried / max(tried, min(per_step, size of d)) success rate of difficulty d
-        o_d = o_(d−1) · min(1, m_(d−1) / 0.6)²                        factor of difficulty d; 1 for the lowest
-        w_i = 0.1 + o_d · 4 p_i (1 − p_i)                             weight of a task
+        p_i = (s_i + 1) / (n_i + 2)                            success rate of a task; 1/2 if never tried
+        m_d = (Σ p_i) / max(k_d, min(per_step, size of d))     success rate of difficulty d, from its k_d tried tasks
+        o_d = o_(d−1) · min(1, m_(d−1) / 0.6)²                 factor of difficulty d; 1 for the lowest
+        w_i = 0.1 + o_d · 4 p_i (1 − p_i)                      weight of a task
 
     A step draws tasks without replacement by weight. The 0.1 keeps every task possible: a mastered task may be
     forgotten, and a task labeled hard may be easy.

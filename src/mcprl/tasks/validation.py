@@ -1,4 +1,4 @@
-"""Finds problems in a task file before a run starts. It only needs task files and a list of tools."""
+"""Finds problems in a task file before a run starts. It needs only task files and a list of tools."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCheck:
-    """The problems of a call, and aliases that fix all of them. `aliases` is empty if no aliases can.
+    """The problems of a call, and the aliases that would fix all of them, if there are any.
 
     CallCheck(problems=("has no argument 'ticker'", "is missing the argument 'symbol'"), aliases=(Alias(…),))
     """
@@ -98,7 +98,7 @@ def _check_arguments(tool: OfferedTool, arguments: Mapping[str, Any], *, partial
 
 
 def _pair(unknown: Mapping[str, Any], free: Mapping[str, Any], missing: Sequence[str]) -> dict[str, str]:
-    """Match each unknown argument to the unused one with the most similar name, or to the only unused one."""
+    """Match each unknown argument to the unused parameter with the most similar name, or to the only unused one."""
     meant: dict[str, str] = {}
     for name, value in unknown.items():
         left = [other for other in free if other not in meant.values() and _fits(value, free[other])]
@@ -136,7 +136,7 @@ _CONVERSATIONS = (("prompt",), ("messages",), ("extra_info", "original_conversat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftedCall:
-    """A recorded call that does not match the tools. `message` counts from 1 in the conversation `part`.
+    """A recorded call that does not match the tools. `message` is its message's 1-based index in conversation `part`.
 
     DriftedCall(row="row 4", part="prompt", message=3, tool="fmp_get_quote",
                 problems=("has no argument 'ticker'", "is missing the argument 'symbol'"),
@@ -180,7 +180,7 @@ def drift_of(recorded: Iterable[RecordedCall], tools: ToolsByName) -> Iterator[D
 def alias_settings(drifted: Iterable[DriftedCall]) -> dict[str, dict[str, dict[str, str]]]:
     """Collect the aliases of all drifted calls by server and setting, as in `servers.settings` of a recipe.
 
-    If one name would need two meanings on a server, the more frequent one is used.
+    If a name would need two meanings on one server, the more frequent meaning is used.
     """
     counts = Counter(alias for call in drifted for alias in call.aliases)
     settings: dict[str, dict[str, dict[str, str]]] = {}
@@ -224,7 +224,7 @@ def _calls(task: Task, tools: ToolsByName) -> Iterator[str]:
     for who, calls, partial in (("it", needed, True), ("its solution", solved, False)):
         for name, arguments in calls:
             if task.tools is not None and name not in offered:
-                yield f"{who} needs {name}, which is not in the task's tools"
+                yield f"{who} needs {name}, which is not one of the task's tools"
             elif name in tools:
                 for problem in check_call(name, arguments, tools, partial=partial).problems:
                     yield f"{who} needs {name}, which {_of_tool(problem)}"
@@ -241,7 +241,7 @@ def _turns(task: Task, turns: int) -> Iterator[str]:
         yield "it needs one turn for calls and one for the answer, but its limit is 1 turn"
     solved = max((len(part.calls) + 1 for part in task.solutions), default=0)
     if solved > turns:
-        yield f"its solution takes {solved} turns, one per call, but its limit is {turns}"
+        yield f"its solution takes {solved} turns, one per call and one for the answer, but its limit is {turns}"
 
 
 def _impossible(text: ExpectedText) -> Iterator[str]:
@@ -260,7 +260,7 @@ def _impossible(text: ExpectedText) -> Iterator[str]:
         case HasAll():
             both = [word for word in text.members if word.casefold() in {other.casefold() for other in text.none_of}]
             if both:
-                yield f"must contain {both[0]!r} and must not contain it"
+                yield f"is required both to contain and not to contain {both[0]!r}"
         case MeetsSome():
             for member in text.of:
                 yield from _impossible(member)
@@ -314,8 +314,8 @@ def duplicates(entries: Sequence[TaskEntry]) -> Iterator[tuple[TaskEntry, str]]:
 
 
 def leaks(file: TaskFile, other: TaskFile) -> Iterator[tuple[TaskEntry, str]]:
-    """Yield entries of `file` that are also in `other`: with the same question, or the same goal and solution. Ids may
-    be shared."""
+    """Yield entries of `file` that are also in `other`: with the same question, or the same goal and solution. Ids
+    are not compared."""
     questions = {normalised_question(entry.task): entry for entry in other.entries}
     solutions = {key: entry for entry in other.entries if (key := _goal_and_solution(entry.task)) is not None}
     for entry in file.entries:
@@ -347,7 +347,7 @@ class ProblemKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A problem of one task.
+    """A problem with one task.
 
     Problem(kind=ProblemKind.UNKNOWN_TOOL, row="row 3", task_id="d03",
             text="needs 'tavily_filter', which no server lists (did you mean 'tavily_search'?)")

@@ -153,7 +153,7 @@ def test_what_no_goal_can_check_is_named_and_what_asks_for_nothing_is_not(read, 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"prompt": 3}, "prompt: is neither a string nor a list of messages"),
+        ({"prompt": 3}, "prompt: it is neither a string nor a list of messages"),
         ({"prompt": []}, "prompt: there is no user message"),
         ({"prompt": [{"role": "assistant", "content": "Hi"}]}, "prompt: there is no user message"),
         ({"prompt": [{"role": "tool", "content": "Hi"}]}, "prompt: message 1 has role 'tool'"),

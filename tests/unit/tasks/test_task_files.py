@@ -252,6 +252,10 @@ def test_any_prompt_survives_the_file_even_with_odd_line_separators(tmp_path_fac
             '{"id": "b", "prompt": "x", "solution": {"awnser": ""}}',
             "awnser: unknown field (did",
         ),
+        (
+            '{"id": "b", "prompt": "x", "solution": {"calls": [{"tool": "t"}], "answer": ""}}',
+            "solution.calls.0.tool: unknown field (it may have name, arguments)",
+        ),
         ('{"id": "b", "prompt": "x", "answer": {"matches": "' + "a" * 5000 + '"}}', "more than 4096 characters"),
         ('{"id": "b", "prompt": ' + "[" * 101 + "]" * 101 + "}", "it is nested more than 100 levels deep"),
         ('{"id": "b", "prompt": ' + "[" * 100_000, "it is nested more than 100 levels deep"),
@@ -265,9 +269,19 @@ def test_a_wrong_line_is_refused_with_its_number_and_the_field(write, line, word
     assert words in error.what
 
 
+def test_the_first_five_wrong_lines_are_named_in_one_error(write):
+    wrong = [json.dumps({"id": f"b{number}", "prompt": "x", "answer": {"numbr": 3}}) for number in range(7)]
+    path = write("\n".join([GOOD, *wrong]))
+    with pytest.raises(TaskFileError) as caught:
+        load_tasks(path)
+    named = [part.split(":")[1] for part in caught.value.what.split("; ")]
+    assert named == ["2", "3", "4", "5", "6"]
+    assert caught.value.fix == "correct these fields"
+
+
 def test_an_id_used_twice_is_refused_at_the_second_line(write):
     path = write(f"{GOOD}\n{GOOD}\n")
-    assert refusal(path).what == f"{path}:2: a second task has the id 'a'"
+    assert refusal(path).what == f"{path}:2: an earlier task has the id 'a'"
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -424,7 +438,7 @@ def test_a_conversation_is_read_and_written_back_the_same(write, tmp_path):
         ({"user": {}}, "either a function or instructions"),
         ({"user": "users.py:f", "follow_ups": ["More?"]}, "from follow_ups or from user"),
         ({"follow_ups": [{"prompt": "x", "tool": ["y"]}]}, r"unknown field.*did you mean 'tools'"),
-        ({"follow_ups": [{"prompt": "x", "solution": {"answer": "y"}}], "solution": None}, "has none for its prompt"),
+        ({"follow_ups": [{"prompt": "x", "solution": {"answer": "y"}}], "solution": None}, "own prompt has none"),
     ],
 )
 def test_a_conversation_that_is_wrong_is_refused_with_its_reason(write, wrong, said):
@@ -458,7 +472,7 @@ def test_a_task_that_cannot_be_written_is_refused_and_the_file_stays_unchanged(t
 
 def test_duplicate_ids_and_empty_lists_are_not_written(tmp_path):
     good = task_of(json.loads(GOOD))
-    with pytest.raises(TaskFileError, match="two of the tasks to write have the id 'a'"):
+    with pytest.raises(TaskFileError, match="two of the tasks to be written have the id 'a'"):
         write_tasks([good, good], tmp_path / "tasks.jsonl")
     with pytest.raises(TaskFileError, match="the list of tasks to write"):
         write_tasks([], tmp_path / "tasks.jsonl")

@@ -66,8 +66,8 @@ def test_families_can_be_chosen():
 @pytest.mark.parametrize(
     ("difficulties", "families", "says"),
     [
-        ((Difficulty.EASY,), ("prices",), "no family of easy tasks named prices"),
-        ((Difficulty.HARD,), ("price",), "no family of hard tasks named price\\."),
+        ((Difficulty.EASY,), ("prices",), "no easy task family is named prices"),
+        ((Difficulty.HARD,), ("price",), "no hard task family is named price\\."),
         ((Difficulty.EASY, Difficulty.HARD), ("price",), "none of the chosen families has hard tasks"),
     ],
 )
