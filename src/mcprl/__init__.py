@@ -1,6 +1,6 @@
 """Multi-MCP RL: reinforcement learning of multi-turn tool use on real MCP servers.
 
-Data flows one way, and the folders read in that order:
+Data flows one way. Read the folders in this order:
 
     Task ──▶ Episode ──▶ Trajectory ──▶ Batch ──▶ Update
 

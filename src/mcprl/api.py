@@ -34,10 +34,10 @@ WatchesEpisodes = Callable[[AsyncIterator[Trajectory | LostEpisode]], Awaitable[
 def train(
     recipe: Path | str | RunConfig, *, settings: Sequence[str] = (), watch: WatchesSteps | None = None
 ) -> Summary:
-    """Train with a recipe, a file or made in Python, in a new run folder: `summary.folder`.
+    """Train with a recipe (a file, or a RunConfig made in Python) in a new run folder, `summary.folder`.
 
-    `watch` gets each step when it is done. Ctrl-C stops the run, and so does an exception in `watch`: the run saves its
-    state and raises RunStopped, or that exception. `mcprl.resume` continues it.
+    `watch` gets each finished step. Ctrl-C or an exception in `watch` stops the run: it saves its state and raises
+    RunStopped or that exception. `mcprl.resume` can continue it.
 
     >>> async def watch(steps):
     ...     async for step in steps:
@@ -72,9 +72,9 @@ def evaluate(
     settings: Sequence[str] = (),
     watch: WatchesEpisodes | None = None,
 ) -> Evaluation:
-    """Evaluate the recipe's model, or an adapter of it, on tasks; by default on the recipe's validation tasks.
+    """Evaluate the recipe's model, or an adapter for it, on a task file; by default, on the recipe's validation tasks.
 
-    `watch` gets each episode when it ends, and those lost to the infrastructure, which are run again.
+    `watch` gets each finished episode, and each attempt lost to an infrastructure fault, which is run again.
 
     >>> after = mcprl.evaluate("recipe.yaml", adapter="outputs/hello/adapter", episodes=4)  # doctest: +SKIP
     """
@@ -171,7 +171,7 @@ class _Events(Silent, Generic[T]):
     async def watched(
         self, watch: Callable[[Self], Awaitable[None]] | None, work: Awaitable[U], stop: Callable[[], object]
     ) -> U:
-        """Return the result of `work`, while `watch` gets the events. If `watch` raises, call `stop` and raise it."""
+        """Return the result of `work`, while `watch` gets events. If `watch` raises, call `stop` and re-raise it."""
         if watch is None:
             return await work
 
@@ -207,7 +207,7 @@ def _path(recipe: Path | str | RunConfig) -> Path | RunConfig:
 def _run(work: Callable[[], Coroutine[Any, Any, T]], stop: Callable[[], object] | None = None) -> T:
     """Run a coroutine. If this thread already runs an event loop, as in a notebook, run it in another thread.
 
-    There, Ctrl-C calls `stop`, or cancels the coroutine.
+    In that case, Ctrl-C calls `stop` or, if there is none, cancels the coroutine.
     """
     try:
         asyncio.get_running_loop()

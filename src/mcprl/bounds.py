@@ -1,7 +1,7 @@
 """Limits on untrusted input: recipes, task files, schemas, patterns, chat templates and cassettes.
 
-Every reader of such input uses these limits, and turns an OverLimitError into an error with a code. Reading input
-within the limits takes about a second of CPU time, and memory in proportion to its size.
+Every reader of such input uses these limits, and turns an OverLimitError into an error with a code. The limits
+bound the CPU time of reading, and keep the memory it takes in proportion to the size of the input.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MAX_PATTERN_CHARS = 4096
 MAX_TEMPLATE_CHARS = 64 * 1024
 """Maximum length of a chat template."""
 MAX_TEMPLATE_OUTPUT = 1024 * 1024
-"""Maximum length of each text and each list that a chat template produces."""
+"""Maximum length of each string and each list that a chat template produces."""
 MAX_TEMPLATE_S = 1.5
 """Maximum CPU time for one rendering of a chat template; while a template is loaded, for all renderings together.
 """
 MAX_CASSETTE_VALUE_BYTES = 64 * 1024 * 1024
-"""Maximum size of one value in a cassette: an answer, or the tools of a server."""
+"""Maximum size of one value in a cassette: a tool's response, or the tool list of a server."""
 MAX_CASSETTE_STEPS = 20
 """Maximum number of SQLite steps per statement, per byte of the cassette. Reading all recordings takes about 2."""
 MAX_TOOLS = 1000
@@ -169,8 +169,8 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
 
 
 def decode_json(text: str, decoder: json.JSONDecoder | None = None, start: int = 0) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start`, and the index after it. Raises ValueError: json.JSONDecodeError if
-    it is not JSON.
+    """Return the JSON value that begins at `start`, and the index after it. Raises ValueError
+    (json.JSONDecodeError if it is not JSON).
 
     >>> decode_json('{"a": 1} x')
     ({'a': 1}, 8)
@@ -269,8 +269,8 @@ class _OutOfTime(BaseException):
 def limited_time(seconds: float, doing: str, *, file: str) -> Generator[None]:
     """Stop the code in this context if it takes more than `seconds` of CPU time. Raises OverLimitError.
 
-    The clock is read at each line of the Python file `file`, and at each call of a Python function. C code that one
-    such line calls is not interrupted, so its input must be small.
+    The clock is read at each line of the Python file `file`, and at each call to a Python function. C code that such
+    a line calls is not interrupted, so its input must be small.
     """
     end = time.thread_time() + seconds
 

@@ -1,4 +1,4 @@
-"""Running coroutines concurrently: all results, or the first failure."""
+"""Runs coroutines concurrently. Returns all results, or raises the first failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def run_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> tuple[T, ...]
     """Run coroutines concurrently and return their results in order.
 
     If one fails, the others are cancelled and awaited, and its exception is raised unchanged: `asyncio.gather` would
-    leave the others running, `asyncio.TaskGroup` would wrap the exception in a group.
+    leave the others running, and `asyncio.TaskGroup` would wrap the exception in a group.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     if not tasks:

@@ -98,9 +98,9 @@ def _model_location(value: object, info: ValidationInfo) -> object:
     if value.startswith((".", "/")):
         return str(_relative_to_file(value, info))
     if value.startswith("~") or value.count("/") > 1:
-        raise ValueError("is neither a folder (starting with ./, ../ or /) nor a name on the hub (owner/name)")
+        raise ValueError("it is neither a folder (starting with ./, ../ or /) nor a Hugging Face name (owner/name)")
     if Path(str(_relative_to_file(value, info))).is_dir():
-        raise ValueError(f"is ambiguous, because a folder has the same name: write ./{value} for the folder")
+        raise ValueError(f"it is ambiguous, because a folder has the same name: write ./{value} for the folder")
     return value
 
 
@@ -181,13 +181,13 @@ class SamplerPlacement(Section):
 
     replicas: int | None = Field(default=None, ge=1)
     """Number of vLLM servers; null: as many as fit on the GPUs that the learner leaves free. The turns of an episode
-    and the members of a group go to the same one, unless it is busier than the others by a group."""
+    and the episodes of a group go to the same server, unless it is busier than the others by a whole group."""
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs per vLLM server."""
     devices: tuple[int, ...] = ()
     """Indices of the GPUs for vLLM, replica by replica; []: the first ones that the learner leaves free."""
     urls: tuple[_HttpUrl, ...] = ()
-    """Addresses of vLLM servers that already run, instead of servers that the run starts. They must see the run's
+    """Addresses of vLLM servers that are already running, to use instead of starting servers. They must see the run's
     folder under the same path."""
     key_env: str | None = None
     """Environment variable with the API key of the servers in urls; null: no key."""
@@ -202,22 +202,22 @@ class SamplerPlacement(Section):
                 f"tensor_parallel={per_server} need {wanted}"
             )
         if self.urls and (self.replicas or self.devices or per_server > 1):
-            raise ValueError("urls are servers that already run: remove replicas, devices and tensor_parallel")
+            raise ValueError("urls names servers that already run: remove replicas, devices and tensor_parallel")
         return self
 
 
 class LearnerPlacement(Section):
-    """The GPUs of the learner. learner.processes is their number."""
+    """The GPUs of the learner. learner.processes sets how many it uses."""
 
     devices: tuple[int, ...] = ()
     """Indices of the GPUs, one per process; []: the last ones, or, if colocated, the first ones."""
     colocated: bool | None = None
     """Learn on the GPUs that sample. vLLM and the learner then take turns: each leaves the GPU while the other works.
-    null: if there are too few GPUs for both."""
+    null: only if there are too few GPUs for both."""
 
 
 class PlacementConfig(Section):
-    """Which GPUs sample and which learn. Without settings it follows from the machine: `mcprl plan` shows it."""
+    """Which GPUs sample and which learn. By default, mcprl chooses them: `mcprl plan` shows the result."""
 
     sampler: SamplerPlacement = SamplerPlacement()
     learner: LearnerPlacement = LearnerPlacement()
@@ -240,13 +240,13 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
     sampling, algorithm, learner, backend = config.sampling, config.algorithm, config.learner, config.skyrl.backend
     refusals = (
         (algorithm.has_critic, "a value head (algorithm.advantages=gae): use grpo, dr_grpo or rloo"),
-        (algorithm.entropy > 0, "entropies (algorithm.entropy): set it to 0, or raise algorithm.clip_high"),
+        (algorithm.entropy > 0, "an entropy bonus (algorithm.entropy): set it to 0, or raise algorithm.clip_high"),
         (
             algorithm.kl.needs_reference and algorithm.kl.reference == "ema",
-            "a moving average (algorithm.kl.reference=ema): use sync, a frozen snapshot, or base",
+            "a moving average (algorithm.kl.reference=ema): use sync (a periodic copy of the policy) or base",
         ),
         (learner.tuning != "lora", f"learner.tuning={learner.tuning}: the API trains only adapters, so use lora"),
-        (learner.lora_alpha != 32, "an adapter scale: set learner.lora_alpha to 32, the API's fixed value"),
+        (learner.lora_alpha != 32, "an adapter scale of your own: set learner.lora_alpha to 32, the API's fixed value"),
         (
             learner.max_grad_norm is not None,
             f"learner.max_grad_norm={learner.max_grad_norm:g}, because the API has no field for it: leave it out, and "
@@ -264,7 +264,7 @@ def lacking_in_skyrl(config: RunConfig) -> str | None:
         (config.model.adapter is not None, "an initial adapter: set model.adapter to null"),
         (
             backend == "jax" and config.training.max_staleness > 0,
-            "sampling from older weights (training.max_staleness): backend jax samples from the adapter in training, "
+            "sampling from older weights (training.max_staleness): backend jax samples from the adapter being trained, "
             "so set it to 0, or use fsdp, megatron or hosted",
         ),
         (
@@ -286,11 +286,11 @@ class UserConfig(Section):
     key_env: str | None = None
     """Environment variable that holds the API key; null: no key."""
     price: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = None
-    """USD per million tokens of prompts and of completions."""
+    """USD per million prompt tokens, and per million completion tokens."""
     max_usd: float | None = Field(default=None, gt=0)
-    """Most that requests may cost, from each start of the run; needs price."""
+    """Maximum cost of the requests in USD, counted from each start of the run; needs price."""
     per_minute: int | None = Field(default=None, ge=1)
-    """Most requests per minute."""
+    """Maximum requests per minute."""
 
     @model_validator(mode="after")
     def _has_prices(self) -> UserConfig:
@@ -368,11 +368,11 @@ class RewardFunctionConfig(Section):
     function: OwnFunction
     """The function, such as rewards.py:name, relative to the recipe."""
     weight: float = Field(ge=0)
-    """Weight of the function's value, from -1 to 1."""
+    """Weight of the function's value. The value is from -1 to 1."""
     deadline_s: float = Field(default=10.0, gt=0, le=3600)
     """Deadline of a call, in seconds."""
     probes: tuple[str, ...] = ()
-    """Tools that the function may call on the servers of the episode."""
+    """Tools that the function may call on the episode's servers."""
     on_error: Literal["stop", "lose_episode"] = "stop"
     """What to do if the function raises, misses its deadline or does not return a number. stop: end the run;
     lose_episode: rerun the episode, as after an infrastructure fault."""
@@ -380,7 +380,7 @@ class RewardFunctionConfig(Section):
 
 _GRADES = ("rubric", "check")  # parts of a reward with the weight of the answer
 PENALTIES = ("invalid_call", "unanswered")
-"""Parts of a reward that count. Each occurrence subtracts `rewards.penalty`."""
+"""Parts of a reward that are counts. Each occurrence subtracts `rewards.penalty`."""
 
 
 class RewardsConfig(Section):
@@ -556,8 +556,8 @@ class AlgorithmConfig(Section):
 
     advantages: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_advantages)] = "grpo"
     """grpo: reward minus the group's mean, divided by its standard deviation; dr_grpo: the same without the division;
-    rloo: reward minus the mean of the other members; gae: relative to a value head, normalized over the batch; or your
-    own function, such as advantages.py:name."""
+    rloo: reward minus the mean of the group's other episodes; gae: relative to a value head, normalized over the batch;
+    or your own function, such as advantages.py:name."""
     loss: Annotated[str, BeforeValidator(_own_function), AfterValidator(_known_loss)] = "ppo"
     """ppo: clipped ratio per token; gspo: per sequence; cispo: clipped weight of the logprob; or your own function,
     such as losses.py:name."""
@@ -577,14 +577,14 @@ class AlgorithmConfig(Section):
     entropy: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     masks: Literal["exact", "text", "none"] = "exact"
-    """Which sampled tokens carry no loss. exact: those for which the grammar allowed only one token; text: those for
-    which it allowed only one text; none: all tokens carry loss."""
+    """Which sampled tokens carry no loss. exact: those for which the grammar allowed only one token; text: also those
+    for which it allowed only one text, however tokenized; none: all tokens carry loss."""
     mask_overlong: bool = False
-    """Let episodes that ended at sampling.max_tokens or model.context_tokens carry no loss. Their rewards still count
+    """Mask the loss of episodes that ended at sampling.max_tokens or model.context_tokens. Their rewards still count
     in the baseline of their group."""
     refill_rounds: int = Field(default=0, ge=0)
-    """How many times per step to replace groups with equal rewards with groups of other tasks. 0: never; such groups
-    stay in the batch but contribute no gradient."""
+    """How many times per step to replace groups whose rewards are all equal with groups of other tasks. 0: never; such
+    groups stay in the batch but contribute no gradient."""
     min_learnable_tokens: int = Field(default=16, ge=1)
     """Minimum number of learnable tokens in a batch; if there are fewer, the update is skipped."""
     min_learnable_share: float = Field(default=0.0, ge=0, lt=1)
@@ -624,10 +624,10 @@ class ModelConfig(Section):
     """The model to train."""
 
     path: ModelLocation
-    """Folder of the model (starts with . or /), or its name on the hub."""
+    """Folder of the model (starts with . or /), or its Hugging Face name."""
     renderer: str = "auto"
     """Chat format. A model family such as qwen3, or chatml: that format; template: the model's own chat template; auto:
-    chosen by the model's name on the hub."""
+    chosen by the model's Hugging Face name."""
     thinking: bool | None = None
     """Whether the model thinks before it answers, for families that support both; null: the family's default."""
     dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_no_float16)] = "bfloat16"
@@ -642,19 +642,19 @@ class VllmConfig(Section):
     """The vLLM server that mcprl starts."""
 
     memory_fraction: float | None = Field(default=None, gt=0, lt=1)
-    """Share of GPU memory for vLLM. null: 0.9 on GPUs without a learner, 0.85 if they take turns, and 0.5 if both are
-    there at once, as with training.max_staleness above 0."""
+    """Share of GPU memory for vLLM. null: 0.9 on GPUs without a learner, 0.85 if vLLM and the learner take turns, and
+    0.5 if both use a GPU at once, as with training.max_staleness above 0."""
     merge_adapters: bool = False
     """Merge each adapter into vLLM's weights, which is much faster on a CPU. Requires model.dtype=float32, because
-    bfloat16 would round off most of a small adapter."""
+    bfloat16 would round away most of an adapter with small weights."""
 
     weight_transfer: Literal["files", "direct"] = "files"
     """How all weights (learner.tuning=full) reach vLLM. files: each version is a folder; direct: vLLM's weight-transfer
-    API (NCCL, or CUDA IPC if both take turns on a GPU; shared memory on a CPU). Only the last version is written."""
+    API (NCCL, or CUDA IPC if both take turns on a GPU; shared memory on a CPU); only the last version is written."""
 
     @property
     def cpu_cache_gib(self) -> int:
-        """Return the size of the KV cache if vLLM runs on a CPU, which vLLM reads from this variable."""
+        """Return the size in GiB of vLLM's KV cache on a CPU, from the environment variable that vLLM reads."""
         given = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
         if not given.isdecimal():
             raise BadValueError(f"VLLM_CPU_KVCACHE_SPACE is {given!r}", fix="set it to a whole number of GiB")
@@ -722,7 +722,7 @@ class SftConfig(Section):
 
     @property
     def validate_every(self) -> int:
-        """Return the steps between validations, each of which saves a checkpoint. A short run has at least four."""
+        """Return the steps between validations, which save checkpoints: 10, or fewer to get four validations."""
         return max(1, min(10, self.steps // 4))
 
 
@@ -786,12 +786,12 @@ class SandboxSettings(Section):
     @classmethod
     def _not_everything(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
         if Path("/") in value:
-            raise ValueError("must not be /, which would allow every file on this machine")
+            raise ValueError("it must not be /, which would allow every file on this machine")
         return value
 
 
 class ServerSettings(Section):
-    """Settings of a run for one server of the mcpServers file."""
+    """Settings for one server of the mcpServers file."""
 
     start: tuple[str, ...] = ()
     """Command that starts a server reached by URL; `{port}` in the command and the URL is replaced by a free port."""
@@ -855,12 +855,12 @@ class ServersConfig(Section):
     recorded calls, make all others, and record those; replay: only replay, without servers; mixed: replay tools with
     recordings, and call the servers of the file for all other tools."""
     settings: dict[str, ServerSettings] = Field(default_factory=dict[str, ServerSettings])
-    """Settings of single servers, by name."""
+    """Settings of individual servers, by name."""
 
     @model_validator(mode="after")
     def _a_mode_has_its_file(self) -> ServersConfig:
         if self.file is None and self.cassette_mode != "replay":
-            raise ValueError("servers.file is missing, which works only with cassette_mode=replay")
+            raise ValueError("servers.file must be set unless cassette_mode=replay")
         if self.cassette is None and self.cassette_mode != "live":
             raise ValueError(f"servers.cassette_mode is {self.cassette_mode}, but servers.cassette is not set")
         return self
@@ -969,8 +969,8 @@ class RunConfig(Section):
             )
         if placed.colocated and (self.engine != "vllm" or self.training.max_staleness):
             raise ValueError(
-                "placement.learner.colocated lets vLLM and the learner take turns: set engine to vllm and "
-                "training.max_staleness to 0"
+                "with placement.learner.colocated, vLLM and the learner take turns on the GPUs, which requires "
+                "engine=vllm and training.max_staleness=0"
             )
         return self
 
@@ -1004,7 +1004,7 @@ class RunConfig(Section):
         if self.sends_weights and (self.engine != "vllm" or self.placement.sampler.urls or is_zero3):
             raise ValueError(
                 "sampling.vllm.weight_transfer=direct sends all weights to vLLM servers that the run starts: it needs "
-                "engine=vllm, learner.sharding=fsdp2 and no placement.sampler.urls; set it to files"
+                "engine=vllm, learner.sharding=fsdp2 and no placement.sampler.urls; otherwise, set it to files"
             )
         return self
 
@@ -1046,7 +1046,7 @@ class RunConfig(Section):
         return self.model_copy(update={"sft": None})
 
     def for_sft(self) -> RunConfig:
-        """Return the settings of a run of supervised fine-tuning. Applying this twice changes nothing.
+        """Return the settings of a run of supervised fine-tuning. Applying it again changes nothing.
 
         Settings in `sft` replace the corresponding settings of other sections. Features that only RL has (a critic, a
         reference, a curriculum, injected errors) are turned off. A validation runs each of its tasks twice.

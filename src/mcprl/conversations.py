@@ -1,7 +1,7 @@
-"""Reads tool calls and their answers from chat messages in the formats that logs use.
+"""Reads tool calls and their results from chat messages in the formats that logs use.
 
 A call is an entry of `tool_calls` (or the older `function_call`) of an assistant message, a `<tool_call>` block in its
-text, or a text that consists only of `{"function_call": …}`. An answer is the text of a tool message, a
+text, or a text that consists only of `{"function_call": …}`. A result is the text of a tool message, a
 `<tool_response>` block (also in a user message, where chat templates put it), or `Function result: {…}`. Reading takes
 linear time.
 """
@@ -28,7 +28,7 @@ _ENVELOPE = frozenset({"content", "error", "retryable", "isError", "is_error", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCall:
-    """A call in a log. If `problem` says why it cannot be read, name and arguments may be missing.
+    """A call in a log. `problem` says why it cannot be read; then name and arguments may be missing.
 
     WrittenCall(name="fmp_get_quote", arguments={"symbol": "AAPL"}, id="call_7")
     """
@@ -41,7 +41,7 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenAnswer:
-    """An answer in a log. `failed` is set if the log marks it as failed; other answers may still report an error.
+    """A tool result in a log. `failed` is set if the log marks it as failed; other results may still report an error.
 
     WrittenAnswer(text="**AAPL - Apple Inc.**\\nPrice: $213.88", name="fmp_get_quote")
     """
@@ -54,7 +54,7 @@ class WrittenAnswer:
 
 
 def is_answer(message: Mapping[str, Any]) -> bool:
-    """Return whether a message contains answers of tools."""
+    """Return whether a message contains tool results."""
     role = message.get("role")
     return role in _ANSWER_ROLES or (role == "user" and text_of(message).lstrip().startswith("<tool_response>"))
 
@@ -88,7 +88,7 @@ def prose_of(message: Mapping[str, Any]) -> str:
 
 
 def answers_in(message: Mapping[str, Any]) -> list[WrittenAnswer]:
-    """Return the answers in a message, in order. There is more than one only if they are `<tool_response>` blocks."""
+    """Return the results in a message, in order. There is more than one only if they are `<tool_response>` blocks."""
     text = text_of(message)
     name: Any = message.get("name")
     answer_id: Any = message.get("tool_call_id")
@@ -158,9 +158,9 @@ def _call_of(entry: Any) -> WrittenCall:
 
 
 def _answer_of(body: str | None, known: Mapping[str, Any]) -> WrittenAnswer:
-    """Read an answer. An object that the log put around it is removed; any other text is the answer itself."""
+    """Read a tool result. If the log wrapped it in an object, the wrapper is removed. Other text is kept as it is."""
     if body is None:
-        return WrittenAnswer(text="", problem="the answer has no closing </tool_response>", **known)
+        return WrittenAnswer(text="", problem="the result has no closing </tool_response>", **known)
     text = body.strip()
     try:
         value = _decoded(text) if text.startswith("{") else None
@@ -183,7 +183,7 @@ def _is_envelope(fields: Mapping[str, Any]) -> bool:
 
 
 def _joined(content: Any) -> str:
-    """Return a text unchanged, the joined texts of a list of parts, or anything else as JSON."""
+    """Return a string unchanged, the joined texts of a list of parts, or anything else as JSON."""
     if isinstance(content, str):
         return content
     if content is None:

@@ -126,6 +126,6 @@ def _storage_error(doing: str, number: int | None, text: str) -> StorageError:
     elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
         first = "give this user write access, and check that the disk is not mounted read-only"
     else:
-        first = "check the system log for disk faults, and that the disk is still mounted"
+        first = "check the system log for disk errors, and check that the disk is still mounted"
     reason = text if number is None else os.strerror(number)
     return StorageError(f"{doing} failed: {reason}", fix=f"{first}; then continue with `mcprl resume`")

@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UserCode:
-    """Runs code of the user: an exception of any kind becomes a UserCodeError with its file and line.
+    """Runs the user's code: an exception of any kind becomes a UserCodeError with the file and line.
 
     with UserCode("/home/ana/losses.py:sapo"):
         loss_N = sapo(logprob_N, …)
@@ -60,7 +60,7 @@ def reward(function: Any = None, /, *, per: Per = "episode") -> Any:
 
     per="episode"   f(episode) -> float            the value of the episode
     per="turn"      f(episode) -> list[float]      one value per turn; the episode's is their mean
-    per="group"     f(episodes) -> list[float]     one value per episode of a group: the attempts at a task in a step
+    per="group"     f(episodes) -> list[float]     one value per episode of a group: all episodes of a task in a step
     """
 
     def mark(marked: F) -> F:
@@ -134,7 +134,7 @@ class Code:
         return Code(tuple(dict.fromkeys((*self.references, *other.references))), {**self.files, **other.files})
 
     def use(self) -> None:
-        """Make this process import these files from this snapshot from now on, on any machine."""
+        """From now on, let this process import these files from the snapshot instead of from the disk."""
         sys.meta_path.append(_Files(self))
 
 
@@ -169,7 +169,7 @@ def _module(file: Path) -> ModuleType:
 
 
 class _Text(SourceLoader):
-    """Loads a module from text in memory, which tracebacks attribute to its file."""
+    """Loads a module from in-memory text; tracebacks still name its file."""
 
     def __init__(self, file: str, text: bytes) -> None:
         self._file = file

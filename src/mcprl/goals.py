@@ -59,7 +59,7 @@ class Exactly:
 class HasNumber:
     """The answer must contain a number within `tolerance` of `value`, and at most `at_most` different numbers.
 
-    `at_most` (None: no limit) rejects answers that list many guesses. With a unit, only quantities of its kind count.
+    `at_most` (None: no limit) rejects lists of guesses. With a unit, only quantities that can be converted to it count.
 
     HasNumber(value=213.88, tolerance=0.005) accepts "It closed at $213.88."
     HasNumber(value=5, tolerance=0.01, unit="km") accepts "It is 5,000 metres away."
@@ -114,7 +114,7 @@ class MeetsSome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasFields:
-    """The answer must contain a JSON object whose fields meet these expectations. Dots lead into objects and lists.
+    """The answer must contain a JSON object whose fields meet these expectations. A dotted name is a nested field.
 
     HasFields(fields={"city": Exactly(text="Lima"), "offices.0.floor": HasNumber(value=3)})
     """
@@ -123,7 +123,7 @@ class HasFields:
 
 
 ExpectedText = AnyText | Contains | Exactly | HasNumber | HasDate | HasAll | Matches | MeetsSome | HasFields
-"""A check of a text: of the final answer, or of the answer of a tool that reports state."""
+"""A check of a text: the final answer, or the result of a tool that reports state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class ExpectedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedState:
-    """What must be true after the episode: `tool` is called, and its text must meet all of `texts`.
+    """What must be true after the episode: the result of calling `tool` meets all of `texts`.
 
     mcprl makes this call; the policy does not need access to the tool.
 
@@ -166,7 +166,7 @@ class ExpectedWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedCheck:
-    """A function of the user that returns how far the task is solved, from 0 to 1. It may call the tools in `probes`.
+    """The user's function that returns how much of the task was solved, from 0 to 1. It may call tools in `probes`.
 
     ExpectedCheck(function="/home/ana/checks.py:ticket_closed", probes=("list_tickets",))
     """

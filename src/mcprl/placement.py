@@ -1,4 +1,4 @@
-"""Which GPUs sample and which learn: what `placement` in the recipe says, and the rest from the machine's GPUs."""
+"""Decides which GPUs sample and which learn, from `placement` in the recipe and the GPUs of the machine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ALONE, _IN_TURNS, _WITH_WEIGHTS, _BESIDE = 0.9, 0.85, 0.6, 0.5
 class Placement:
     """The GPUs of each vLLM server that the run starts, and of each learner process; () means none.
 
-    `urls` are servers that already run, asked with `headers`. With `in_turns`, vLLM and the learner use the same GPUs,
-    but not at the same time. Four GPUs by default:
+    `urls` are servers that are already running; each request to them has `headers`. With `in_turns`, vLLM and the
+    learner use the same GPUs, but not at the same time. The default for four GPUs:
 
     Placement(replicas=((0,), (1,), (2,)), learner=(3,), in_turns=False, vllm_share=0.9)
     """
@@ -50,10 +50,10 @@ class Placement:
         return max((*self.sampling, *self.learner), default=-1) + 1
 
     def drawn(self) -> str:
-        """Draw the placement in a line: "GPUs 0-2: vLLM ×3 | GPU 3: learner"."""
+        """Describe the placement in one line: "GPUs 0-2: vLLM ×3 | GPU 3: learner"."""
         servers = f"vLLM ×{len(self.replicas)}" if len(self.replicas) > 1 else "vLLM"
         learners = f"learner ×{len(self.learner)}" if len(self.learner) > 1 else "learner"
-        parts = [f"{len(self.urls)} vLLM servers elsewhere"] if self.urls else []
+        parts = [f"{len(self.urls)} vLLM server{'s' * (len(self.urls) > 1)} elsewhere"] if self.urls else []
         both = tuple(sorted({*self.sampling} & {*self.learner}))
         together = f"{servers} and {learners}, {'in turns' if self.in_turns else 'at the same time'}"
         rest = [({*self.sampling} - {*both}, servers), ({*both}, together), ({*self.learner} - {*both}, learners)]
@@ -70,7 +70,7 @@ def _named(devices: Sequence[int]) -> str:
 
 
 def place(config: RunConfig, gpus: int) -> Placement:
-    """Place the sampler and the torch learner of a recipe on a machine with so many GPUs.
+    """Place the sampler and the torch learner of a recipe on a machine with this number of GPUs.
 
     The learner gets the last `learner.processes` GPUs, and vLLM servers all others. If there are too few, both use the
     same ones. The result may name more GPUs than there are if the recipe needs them.
@@ -114,11 +114,11 @@ def place(config: RunConfig, gpus: int) -> Placement:
 
 
 def visible(devices: Sequence[int]) -> str:
-    """Return CUDA_VISIBLE_DEVICES of a process on these GPUs. Their indices refer to our own CUDA_VISIBLE_DEVICES."""
+    """Return CUDA_VISIBLE_DEVICES for a process on these GPUs. The indices refer to our own CUDA_VISIBLE_DEVICES."""
     names = _visible_names()
     if names is not None and max(devices) >= len(names):
         raise BadValueError(
-            f"placement uses GPU {max(devices)}, but CUDA_VISIBLE_DEVICES has only {len(names)}: {','.join(names)}",
+            f"placement uses GPU {max(devices)}, but CUDA_VISIBLE_DEVICES lists only {len(names)}: {','.join(names)}",
             fix="use fewer GPUs in placement and learner.processes, or make more of them visible",
         )
     return ",".join(str(device) if names is None else names[device] for device in devices)

@@ -23,7 +23,7 @@ class Step:
 
     @property
     def verdict(self) -> Severity:
-        """The most severe verdict."""
+        """Return the severity of the most severe verdict, or OK if there is none."""
         return self.verdicts[0].severity if self.verdicts else Severity.OK
 
 
@@ -31,15 +31,15 @@ class Watcher(Protocol):
     """Receives the progress of a run. Methods are called in the run's event loop and must return at once."""
 
     def stage(self, text: str) -> None:
-        """The run starts something slow, such as vLLM."""
+        """Called when the run starts something slow, such as vLLM. `text` says what."""
         ...
 
     def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
-        """An attempt at an episode ended."""
+        """Called when an attempt at an episode has ended."""
         ...
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
-        """A step is done and recorded. Its verdicts are sorted by severity, the most severe first."""
+        """Called when a step is done and recorded. Its verdicts are sorted by severity, the most severe first."""
         ...
 
 

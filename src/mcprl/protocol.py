@@ -1,4 +1,4 @@
-"""mcprl's extensions of MCP for servers written for it, and parsing of HTTP `Retry-After`.
+"""mcprl's extensions of MCP, for servers written for mcprl, and parsing of the HTTP header `Retry-After`.
 
 A server can keep separate state for each episode in one process. It marks the tools that use this state, and receives
 the episode's id in the metadata of each call. Other servers are called as usual.
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return how long the server asks to wait, or None if it does not ask or the header cannot be parsed."""
+    """Return how long the server asks us to wait, or None if it does not ask or the header cannot be parsed."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0), ("x-ratelimit-reset-after", 1.0)):
         value = headers.get(name)
         seconds = None if value is None else _number(value)

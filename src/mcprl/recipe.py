@@ -1,4 +1,4 @@
-"""Reads a recipe, the YAML file of a run. Applies dotted overrides; errors have file, line and did-you-mean hints."""
+"""Reads a recipe, the YAML file of a run. Applies dotted overrides; errors name the file and line, with hints."""
 
 from __future__ import annotations
 
@@ -141,17 +141,17 @@ def _default_text(field: FieldInfo) -> str | None:
 
 # Settings of 0.1.0 that were removed, each with its replacement.
 CHANGED_SETTINGS = {
-    "sampling.engine": "set engine, at the top level, to this value: vllm, transformers or skyrl",
+    "sampling.engine": "move this value to engine, at the top level (vllm, transformers or skyrl)",
     "sampling.request_deadline_s": "set episodes.deadline_s, which now also limits each turn",
-    "sampling.vllm.start_deadline_s": "delete it: vLLM has 30 minutes to start, and its exit is noticed at once",
+    "sampling.vllm.start_deadline_s": "delete it: vLLM has 30 minutes to start, and its end is noticed at once",
     "sampling.vllm.max_restarts": "delete it: the run ends after three restarts in a row without a sampled turn",
     "skyrl.start_deadline_s": "delete it: the server has 15 minutes to start, and its exit is noticed at once",
-    "skyrl.request_deadline_s": "delete it: requests of the learner have a fixed deadline of 30 minutes",
+    "skyrl.request_deadline_s": "delete it: the learner's requests have a fixed deadline of 30 minutes",
     "skyrl.max_restarts": "delete it: the run ends after three recoveries in a row without progress",
     "sampling.vllm.max_sequences": "set episodes.max_concurrent, which now also limits concurrent sequences in vLLM",
     "sampling.vllm.cpu_cache_gib": "delete it, and set VLLM_CPU_KVCACHE_SPACE, vLLM's own variable",
     "workers.address": "delete it, and set RAY_ADDRESS, Ray's own variable, to the address or to auto",
-    "learner.microbatch": "set learner.tokens_per_pack instead, which limits a pack by its tokens",
+    "learner.microbatch": "set learner.tokens_per_pack instead, which limits the tokens of a pack",
     "workers.kind": "set workers.count instead: 0 runs episodes in this process, a higher number uses Ray workers",
     "workers.cpus": "delete it: a worker is one process with one core",
     "episodes.max_attempts": "delete it: an episode lost to the infrastructure gets at most 5 attempts",
@@ -159,7 +159,7 @@ CHANGED_SETTINGS = {
         "delete it: it favored short episodes; use training.max_staleness, which overlaps slow episodes with updates"
     ),
     "servers.settings.NAME.spares": "delete it: with isolation per_episode, two spare servers are always kept ready",
-    "servers.pins": "delete it: a run stops if a server changes its tools, and a resumed run compares them",
+    "servers.pins": "delete it: a run stops if a server changes its tools; resuming compares them too",
     "servers.env_file": "delete it, and write the keys to .env in the folder where mcprl is started, or export them",
     "servers.settings.NAME.start_deadline_s": "delete it: a server has 120 seconds to start",
     "servers.settings.NAME.retry": "write attempts: 3 instead of retry: {attempts: 3}; delays can no longer be set",
@@ -168,14 +168,14 @@ CHANGED_SETTINGS = {
         "delete it: a rule applies to all tools, so use `match` to distinguish their results"
     ),
     "rewards.rubric": "delete it: the judge's grade has the weight of rewards.answer",
-    "rewards.invalid_call": "set rewards.penalty, per invalid call and for an episode cut off without an answer",
-    "rewards.unanswered": "set rewards.penalty, per invalid call and for an episode cut off without an answer",
+    "rewards.invalid_call": "set rewards.penalty (per invalid call, and per episode cut off without an answer)",
+    "rewards.unanswered": "set rewards.penalty (per invalid call, and per episode cut off without an answer)",
     "rewards.clip_low": "delete it: rewards are clipped to [-1, 1]",
     "rewards.clip_high": "delete it: rewards are clipped to [-1, 1]",
     "rewards.judge.deadline_s": "delete it: grading has a fixed deadline of 60 seconds",
     "rewards.judge.cache": "delete it: a run keeps its grades in memory",
     "algorithm.constant_tokens": "delete it: algorithm.aggregation=constant divides by model.context_tokens",
-    "algorithm.whiten": "delete it: gae normalizes its advantages over the batch, the others do not",
+    "algorithm.whiten": "delete it: only gae normalizes its advantages over the batch",
     "algorithm.dual_clip": "delete it, or set algorithm.loss to a function of your own",
     "algorithm.max_importance": "delete it: an importance weight is at most 2",
     "algorithm.dead_groups": "set algorithm.refill_rounds instead: 0 for keep, 2 for refill",
@@ -196,7 +196,7 @@ CHANGED_SETTINGS = {
     "training.pipeline": "set training.max_staleness: 0 for sync, 1 for async",
     "training.shutdown_s": "delete it: a run that is asked to stop saves its state and ends within 10 seconds",
     "tracking.opentelemetry": "delete it, or set tracking.tracker to a tracker of your own that sends spans",
-    "tracking.flush_s": "delete it: trackers have 60 seconds after the run's end",
+    "tracking.flush_s": "delete it: trackers have 60 seconds to send their data after the run ends",
     "tracking.wandb.entity": "write tracking.wandb.project as entity/project",
     "tracking.wandb.mode": "delete it, and set WANDB_MODE=offline in the environment or the key file",
     "tracking.wandb.url": "delete it, and set WANDB_BASE_URL in the environment or the key file",

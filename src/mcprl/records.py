@@ -90,7 +90,7 @@ class FollowUp:
 
     FollowUp(messages=({"role": "user", "content": "And what time is it in Lagos then?"},), tools=(), solution=None)
 
-    Descriptions of the new tools are added to the last message, unless it is `described`, that is, has them.
+    Descriptions of the new tools are added to the last message, unless `described` says that it has them.
     """
 
     messages: tuple[Message, ...]
@@ -106,7 +106,7 @@ class SimulatedUser:
     SimulatedUser(function="/home/ana/users.py:impatient")
     SimulatedUser(instructions="You need the time zone of Ana's office. Do not mention Ana's name at first.")
 
-    The episode ends with an answer to which the user has no reply, or with the one after `max_messages` replies.
+    The episode ends at the first answer without a reply from the user, or at the answer after `max_messages` replies.
     """
 
     function: str | None = None
@@ -133,7 +133,7 @@ class Task:
         user=None,                                 # or a SimulatedUser, instead of follow_ups
         setup=(),                                  # or calls made before the first turn, to set up the world
         calls_in_order=False,                      # True: the calls of a turn are made one after another
-        must_fit=True,                             # False: a prompt too long for the context fails the episode only
+        must_fit=True,                             # False: a prompt too long for the context fails only its episode
         metadata={},                               # anything else, for reward functions
     )
     """
@@ -155,7 +155,7 @@ class Task:
 
     @property
     def solutions(self) -> tuple[Solution, ...]:
-        """The solution of each user message, in order. A follow-up without one gets the last answer again."""
+        """The solution for each user message, in order. A follow-up without a solution repeats the last answer."""
         found = [] if self.solution is None else [self.solution]
         for follow_up in self.follow_ups if found else ():
             found.append(follow_up.solution or Solution(calls=(), answer=found[-1].answer))
@@ -163,12 +163,12 @@ class Task:
 
     @property
     def max_messages(self) -> int:
-        """The most user messages of an episode, with the prompt as one."""
+        """The maximum number of user messages in an episode, including the prompt."""
         return 1 + (len(self.follow_ups) if self.user is None else self.user.max_messages)
 
 
 class Source(StrEnum):
-    """Where the response of a call came from."""
+    """Where the response to a call came from."""
 
     LIVE = "live"
     CACHE = "cache"
@@ -184,9 +184,9 @@ class Observation:
 
     `worked` is false for faults and for injected failures. Injected failures are not the policy's mistake. An
     infrastructure fault never becomes an observation: it is raised, and the episode is run again. `latency_s` is the
-    time from the call to its response, including waits and retries. A call that an agent answered itself did not work
-    as far as mcprl can know, and does not count as a mistake. If aliases changed the arguments, `arguments` are
-    the ones that the tool received.
+    time from the call to its response, including waits and retries. If an agent answered a call itself, `worked` is
+    false, because mcprl cannot know the outcome, but the call does not count as a mistake. If aliases changed the
+    arguments, `arguments` are the ones that the tool received.
 
     Observation(tool="find_person", server="directory", text="Ana: Lima, America/Lima", latency_s=0.003)
     """
@@ -214,7 +214,7 @@ class FinishReason(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Every trajectory has exactly one."""
+    """The reason why an episode ended. Every trajectory has exactly one."""
 
     ANSWERED = "answered"
     CUT_BY_LENGTH = "cut_by_length"
@@ -253,7 +253,7 @@ class Trajectory:
         (text)           <s>    user   \\n     Hi     \\n     Hello  <end>  \\n
         sampled          no     no     no     no     no     yes    yes    no
         forced           no     no     no     no     no     no     no     no      (the grammar allowed only this token)
-        fixed            no     no     no     no     no     no     no     no      (several tokens, but only this text)
+        fixed            no     no     no     no     no     no     no     no      (it allowed several, of the same text)
         logprobs         0      0      0      0      0      -0.69  -0.05  0       (of the distribution sampled from)
         turn_index       -1     -1     -1     -1     -1     0      0      -1      (-1: context)
         weights_version  -1     -1     -1     -1     -1     3      3      -1
@@ -265,8 +265,8 @@ class Trajectory:
 
     If an agent rewrote its history, the tokens are a tree. The columns still have each token once, in the order in
     which they were first used, and each of `forks` is (place, after): the token at `place` follows the one at `after`
-    instead of the one before it in the columns; -1 means that it begins a conversation. Ten tokens of an episode with
-    two branches, whose agent replaced its question after an answer:
+    instead of the one before it in the columns; if `after` is -1, it begins a conversation. Ten tokens of an episode
+    with two branches, whose agent replaced its question after an answer:
 
         token_ids        1      4093   31     77     2      52     18     77     90     2
         (text)           <s>    user   Hi     Hello  <end>  Bye    now    Hello  then   <end>
@@ -306,7 +306,7 @@ class Trajectory:
 
     @property
     def branches(self) -> tuple[tuple[int, ...], ...]:
-        """The places of the tokens of each conversation, from its first to its last token. Without forks, one."""
+        """The positions of each conversation's tokens, from first to last. Without forks, there is one conversation."""
         starts = [0, *(place for place, _ in self.forks)]
         stops = [*starts[1:], len(self.token_ids)]
         paths: list[tuple[int, ...]] = []  # to the end of each stretch between two forks
@@ -328,7 +328,9 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         if self.endpoint_tokens is not None and self.token_ids:
-            raise ValueError(f"trajectory {self.task_id}/{self.member}: an endpoint does not return token ids")
+            raise ValueError(
+                f"trajectory {self.task_id}/{self.member}: it came from an endpoint, which returned no token ids"
+            )
         columns = (self.sampled, self.forced, self.fixed, self.logprobs, self.turn_index, self.weights_version)
         if any(len(column) != len(self.token_ids) for column in columns):
             raise ValueError(f"trajectory {self.task_id}/{self.member}: its columns have different lengths")
@@ -390,7 +392,7 @@ class Group:
                 f"group of task {self.task.id} has {len(self.trajectories)} trajectories, but needs at least 2"
             )
         if any(one.member >= other.member for one, other in pairwise(self.trajectories)):
-            raise ValueError(f"group of task {self.task.id}: its members are duplicated or not sorted")
+            raise ValueError(f"group of task {self.task.id}: its episodes are duplicated or not sorted")
         if any(t.task_id != self.task.id for t in self.trajectories):
             raise ValueError(f"group of task {self.task.id} contains a trajectory of another task")
 
@@ -453,7 +455,7 @@ class Batch:
             raise ValueError("a batch needs one advantage and one mask for each token of each trajectory")
         read = (self.returns, self.readings.logprobs, self.readings.reference_logprobs, self.readings.values)
         if any(columns is not None and lengths != [len(column) for column in columns] for columns in read):
-            raise ValueError("the returns or readings of a batch do not match its trajectories")
+            raise ValueError("the batch does not have returns and readings for each of its trajectories")
         for trajectory, mask in zip(trajectories, self.learnable, strict=True):
             if any(m and not s for m, s in zip(mask, trajectory.sampled, strict=True)):
                 raise ValueError(f"batch {self.step}: a token that was not sampled is marked learnable")

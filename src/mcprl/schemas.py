@@ -266,7 +266,7 @@ class SchemaCheck:
         return Checking(Steps(MAX_STEPS, "check")).run(lambda: _best_match(self._validator.iter_errors(value)))
 
     def _is_surely_valid(self, value: Any) -> bool:
-        """Run the same check in a library that is 100 times faster. Only a positive result is final."""
+        """Check with a library that is 100 times faster. True is reliable; after False, the full check decides."""
         try:
             measure(value, most_bytes=_MAX_FAST // self._weight)
             return self._is_valid(value)
@@ -299,7 +299,7 @@ def _is_schema(kind: type[Validator]) -> Callable[[Any], bool]:
 
 
 def find_problems(schema: Mapping[str, Any], kind: type[Validator]) -> tuple[ValidationError, ...]:
-    """Return the first reasons why a schema is invalid in a dialect; empty if it is valid."""
+    """Return the first reasons why a schema is invalid in a dialect, or nothing if it is valid."""
     if _is_schema(kind)(schema):  # 100 times faster, but gives no reasons
         return ()
     validator = cast("Any", bounded(kind))(cast("Any", kind).META_SCHEMA)
@@ -324,7 +324,7 @@ class _Survey:
         self._walk(schema)
         if max(_unfolded(self._in_place).values(), default=1) > MAX_EXPANSIONS:
             raise OverLimitError(
-                f"has more than {MAX_EXPANSIONS} schemas in one place after its references are expanded"
+                f"has more than {MAX_EXPANSIONS} schemas in a single position once its references are expanded"
             )
         weights = _unfolded(self._all, cycles=_MAX_FAST + 1)
         self.weight = weights.get(id(schema), 1)
@@ -385,7 +385,7 @@ class _Survey:
 
 
 def _unfolded(inner: Mapping[int, list[Any]], cycles: int = 0) -> dict[int, int]:
-    """Return the number of schemas in each one after expansion, itself included. Recursion counts as `cycles`."""
+    """Return how many schemas each schema has after expansion, itself included. Recursion counts as `cycles`."""
     counts: dict[int, int] = {}
     under_way: set[int] = set()
 

@@ -1,9 +1,9 @@
-"""Secrets: the registry of their values, and redaction of every text that leaves the process or is written to disk.
+"""Secrets: the registry of their values, and redaction of all text that leaves the process or is written to disk.
 
 Each text is searched twice. The first search finds registered values in any common encoding: quoted for a URL, escaped
 for JSON or HTML, in base64. The second finds unregistered text that looks like a key: URL parameters, authorization
-headers, passwords in URLs, the key formats of well-known services. If in doubt it leaves text unchanged, because the
-policy reads and learns from it.
+headers, passwords in URLs, the key formats of well-known services. When in doubt, it leaves the text unchanged, because
+the policy reads the text and learns from it.
 
     SECRETS.add("FMP_API_KEY", "3f9a…")
     SECRETS.redact("GET /quote?apikey=3f9a…")     # 'GET /quote?apikey=[redacted FMP_API_KEY]'
@@ -47,7 +47,7 @@ _HARMLESS_END = re.compile(
 )
 
 HUB_VARIABLES = ("HF_", "HUGGING_FACE_")
-"""Prefixes of the variables of the Hugging Face hub. Code that loads a model may need its token."""
+"""Prefixes of the Hugging Face hub's environment variables. Code that loads a model may need the hub's token."""
 
 
 @lru_cache(maxsize=4096)
@@ -63,7 +63,7 @@ def looks_secret(name: str) -> bool:
 def environment_without_keys(*kept: str) -> dict[str, str]:
     """Return our environment without variables that look like secrets, for child processes that need no keys.
 
-    Variables whose names begin with one of `kept` are passed on: environment_without_keys("HF_") has HF_TOKEN.
+    Variables whose names begin with one of `kept` are passed on: environment_without_keys("HF_") keeps HF_TOKEN.
     """
     return {name: value for name, value in os.environ.items() if name.startswith(kept) or not looks_secret(name)}
 
@@ -226,7 +226,7 @@ _OTHER_RULES = (
 
 
 def _redact_shapes(text: str) -> str:
-    """Return the text with everything that looks like a key redacted. Most texts contain nothing that a rule needs."""
+    """Return the text with everything that looks like a key redacted. Fast: in most texts, no rule can match."""
     lower = text.lower()
     rules = (*_NAMED_RULES, *_OTHER_RULES) if any(stem in lower for stem in _STEMS) else _OTHER_RULES
     for rule in rules:
@@ -329,11 +329,11 @@ _LAST_MARK = re.compile(r"\[redacted [^\[\]]*\]\Z")
 
 
 class LineCleaner:
-    """Redacts the lines of one log, which it must get in order.
+    """Redacts the lines of one log. It must receive them in order.
 
     Besides what `redact` finds in a line, it redacts secrets that span lines: private keys, and secrets that a log
     handler wrapped to fit its width. A wrapped secret is recognized only at the next line, so the beginning of an
-    unregistered secret may remain visible, and five characters of a registered one.
+    unregistered secret may remain visible, or up to five characters of a registered one.
     """
 
     def __init__(self, redact: Callable[[str], str], values: Callable[[], Iterable[tuple[str, str]]]) -> None:
@@ -395,7 +395,7 @@ def _may_hold_part(line: str, value: str) -> bool:
 
 
 def _redact_parts(name: str, value: str, match: re.Match[str]) -> str:
-    """Redact a column that ends with the start of the value, begins with its end, or is a part of it."""
+    """Redact a column (text between gaps) that ends with the value's start, begins with its end, or is part of it."""
     column, mark = match[0], f"[redacted {name}]"
     if len(column) >= _MIN_INSIDE and column in value:
         return mark
@@ -425,13 +425,13 @@ class SecretRegistry:
     def add(self, name: str, value: str) -> None:
         """Redact `value` from now on, as `[redacted NAME]`. A known value keeps its first name.
 
-        A value of fewer than MIN_SECRET_CHARACTERS, such as `UTC` or `1`, is not registered, because it would be
-        redacted in ordinary text. If its name is that of a secret, a warning is logged.
+        A value shorter than MIN_SECRET_CHARACTERS, such as `UTC` or `1`, is not registered, because it would be
+        redacted in ordinary text. If the name looks like that of a secret, a warning is logged.
         """
         value = value.strip()
         if len(value) < MIN_SECRET_CHARACTERS:
             if value and looks_secret(name):
-                _log.warning("%s is too short to be redacted reliably, so its value is not redacted", name)
+                _log.warning("the value of %s is too short to be redacted reliably, so it is not redacted", name)
             return
         with self._lock:
             # A value that is part of the marker itself, such as the password 'redacted', would break the markers.
@@ -461,7 +461,7 @@ class SecretRegistry:
         return LineCleaner(self.redact, lambda: self._search.written)
 
     def install_in_logging(self) -> None:
-        """Redact every record that this process logs from now on. Calling this again changes nothing.
+        """Redact every record that this process logs from now on. Further calls change nothing.
 
         Records are redacted when they are made. A filter would have to be added to every handler, including those that
         libraries add later, and a logger's filter does not see the records of child loggers. Message, arguments,

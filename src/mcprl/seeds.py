@@ -1,7 +1,7 @@
 """Derives an independent seed for each purpose from one root seed.
 
-A seed depends only on the root seed and its path, not on the order of calls: the same (step, task, member, turn) always
-gets the same seed.
+A seed depends only on the root seed and its path, not on the order of calls: the same (step, task, episode, turn)
+always gets the same seed.
 """
 
 from __future__ import annotations

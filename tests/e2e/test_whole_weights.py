@@ -198,15 +198,15 @@ def test_a_turn_goes_on_under_new_weights_and_each_token_has_the_logprob_of_its_
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("empty", r"it has no \*\.safetensors"),
-        ("cut", r"model\.safetensors is missing, truncated"),
-        ("other", "tie_word_embeddings is False instead of True"),
+        ("empty", r"it has no \*\.safetensors.*Fix: publish"),
+        ("cut", r"model\.safetensors is missing, truncated.*Fix: publish"),
+        ("other", r"tie_word_embeddings is False instead of True\. Fix: use weights of the model that"),
     ],
 )
 def test_a_folder_without_the_models_weights_is_refused_and_the_old_ones_stay(observed, max_error, name, reason):
     error = observed.refused[name]
     assert isinstance(error, BadValueError)
-    assert re.search(rf"{reason}.*Fix: publish", str(error))
+    assert re.search(reason, str(error))
     assert set(observed.after_refusals.weights_versions) == {1}
     assert max_error(1, REQUEST, observed.after_refusals) <= 1e-4
 

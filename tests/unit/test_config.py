@@ -159,7 +159,7 @@ def test_the_fix_names_a_setting_that_config_explain_knows(recipe, extra):
 
 def test_servers_need_a_file_unless_a_cassette_is_replayed(recipe):
     lines = [line if " file:" not in line else "  {}" for line in BASE.splitlines()]
-    assert "servers.file is missing" in refusal(recipe(base="\n".join(lines))).what
+    assert "servers.file must be set" in refusal(recipe(base="\n".join(lines))).what
     replayed = [line if line != "  {}" else "  {cassette: c.sqlite, cassette_mode: replay}" for line in lines]
     assert load_recipe(recipe(base="\n".join(replayed)), []).servers.file is None
 

@@ -90,7 +90,7 @@ def test_an_existing_file_and_folder_are_synced(tmp_path):
         (errno.EDQUOT, "free up space"),
         (errno.EROFS, "give this user write access"),
         (errno.EACCES, "give this user write access"),
-        (errno.EIO, "the system log for disk faults"),
+        (errno.EIO, "the system log for disk errors"),
     ],
 )
 def test_the_fix_fits_the_fault_and_ends_with_how_to_resume(number, advice):

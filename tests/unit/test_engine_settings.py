@@ -30,11 +30,11 @@ URL = {"url": "http://cluster:8000"}
 # A section's settings, and the words of the refusal: what is lacking, and the alternative.
 UNFIT = {
     "value head": ({"algorithm": {"advantages": "gae"}}, "a value head", "grpo"),
-    "entropy bonus": ({"algorithm": {"entropy": 0.01}}, "entropies", "clip_high"),
+    "entropy bonus": ({"algorithm": {"entropy": 0.01}}, "entropy bonus", "clip_high"),
     "EMA reference": (
         {"algorithm": {"kl": {"coefficient": 0.1, "reference": "ema"}}},
         "a moving average",
-        "sync, a frozen snapshot",
+        "sync (a periodic copy of the policy)",
     ),
     "all weights": ({"learner": {"tuning": "full"}}, "learner.tuning=full", "lora"),
     "adapter scale": ({"learner": {"lora_alpha": 16}}, "an adapter scale", "to 32"),

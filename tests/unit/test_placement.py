@@ -97,8 +97,8 @@ REFUSED = {
         ("placement.sampler.devices=[0]", "placement.learner.devices=[1]", "placement.learner.colocated=true"),
         "no GPU in common",
     ),
-    "colocated, asynchronous": (("placement.learner.colocated=true", *STALE), "max_staleness to 0"),
-    "colocated without vLLM": (("placement.learner.colocated=true", "engine=transformers"), "set engine to vllm"),
+    "colocated, asynchronous": (("placement.learner.colocated=true", *STALE), "training.max_staleness=0"),
+    "colocated without vLLM": (("placement.learner.colocated=true", "engine=transformers"), "requires engine=vllm"),
     "a device per process": (("placement.learner.devices=[0,1]",), "one GPU per process"),
 }
 
@@ -147,5 +147,5 @@ def test_the_free_share_is_that_of_the_fullest_gpu():
 
 def test_a_gpu_that_is_not_visible_is_named(monkeypatch):
     monkeypatch.setattr(placement, "_visible_names", lambda: ["4", "5"])
-    with pytest.raises(BadValueError, match="uses GPU 2, but CUDA_VISIBLE_DEVICES has only 2: 4,5"):
+    with pytest.raises(BadValueError, match="uses GPU 2, but CUDA_VISIBLE_DEVICES lists only 2: 4,5"):
         visible((2,))

@@ -151,7 +151,7 @@ def test_what_was_read_of_a_batch_has_one_number_per_token_of_each_trajectory(na
         return Batch(step=0, groups=(group(0.0, 1.0),), **empty, **changes)
 
     assert batch(((0.0,) * 8,) * 2).trajectories
-    with pytest.raises(ValueError, match="do not match its trajectories"):
+    with pytest.raises(ValueError, match="does not have returns and readings for each of its trajectories"):
         batch(tuple((0.0,) * length for length in lengths))
 
 
@@ -162,7 +162,7 @@ def played_by_an_endpoint(**changes: object) -> Trajectory:
 def test_an_episode_without_token_ids_counts_what_the_endpoint_counted_and_is_never_trained_on():
     assert EXAMPLE.token_counts == (6, 2)
     assert played_by_an_endpoint().token_counts == (40, 7)
-    with pytest.raises(ValueError, match="an endpoint does not return token ids"):
+    with pytest.raises(ValueError, match="it came from an endpoint, which returned no token ids"):
         trajectory(endpoint_tokens=(40, 7))
     members = (played_by_an_endpoint(), played_by_an_endpoint(member=1))
     with pytest.raises(ValueError, match="cannot be trained on"):

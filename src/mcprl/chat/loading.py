@@ -66,7 +66,7 @@ class TemplateRenderer(RoleRenderer):
         try:
             self._template = ChatTemplate(known.get_chat_template(), known.special_tokens_map)
         except (BadTemplateError, ValueError) as error:
-            raise BadValueError(f"the chat template of the tokenizer cannot be used: {error}", fix=_FIX) from error
+            raise BadValueError(f"the tokenizer's chat template cannot be used: {error}", fix=_FIX) from error
         self._cached_frame = lru_cache(maxsize=256)(self._find_frame)
         self._has_system = self._takes("system", "user", "assistant")
         self._has_tool = self._takes("user", "assistant", "tool", "tool", "assistant", "tool", "assistant")
@@ -78,7 +78,7 @@ class TemplateRenderer(RoleRenderer):
             return list(self._cached_frame(tuple(roles), opening=opening))
         except _NotRenderedError as error:
             raise UnbridgeableError(
-                f"the chat template cannot render messages of the roles {', '.join(roles)}: {error}", fix=_FIX
+                f"the chat template cannot render messages with the roles {', '.join(roles)}: {error}", fix=_FIX
             ) from error
 
     def spoken(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Spoken]:
@@ -130,7 +130,7 @@ class TemplateRenderer(RoleRenderer):
                 looked_at = self._find_frame(tuple(roles), opening=False, said=said, turn=turn)
                 if list(looked_at[turn + 1 :]) != whole[turn + 1 :]:
                     raise _not_stable(
-                        turn + 1, f"the text after a turn depends on whether the turn has {said.split()[0]}"
+                        turn + 1, f"it changes the text after a turn if the turn contains {said.split()[0]}"
                     )
             following = roles[turn + 1 :]
             if following:
@@ -142,7 +142,7 @@ class TemplateRenderer(RoleRenderer):
 def _check_begins(
     shorter: Sequence[str], whole: Sequence[str], length: int, *, opening: bool, places_before: int = 0
 ) -> None:
-    """Check that `shorter`, the frame around `length` contents, is a prefix of `whole`.
+    """Check that `shorter`, the frame of `length` messages, is a prefix of `whole`.
 
     With `opening`, `shorter` may end with additional text such as `<think>`.
     """
@@ -158,7 +158,7 @@ def _check_begins(
 
 def _not_stable(place: int, what: str) -> UnbridgeableError:
     return UnbridgeableError(
-        f"the chat template rewrites earlier parts of a conversation: at message {place} {what}", fix=_FIX
+        f"the chat template rewrites earlier parts of a conversation: at message {place}, {what}", fix=_FIX
     )
 
 
@@ -184,9 +184,9 @@ _THINK_UNASKED = ("gpt-oss", "inkling")
 
 
 def load_chat(model: str, renderer: str, *, thinking: bool | None = None) -> Chat:
-    """Load the chat of a model. `renderer` is the renderer's name; `auto` chooses it by the model's name on the hub.
+    """Load the chat of a model. `renderer` is the renderer's name; `auto` chooses it by the model's Hugging Face name.
 
-    `thinking` turns thinking on or off in families that have a switch for it. None keeps the family's default.
+    `thinking` turns thinking on or off in model families that have a switch for it. None keeps the family's default.
     """
     if model.startswith("/") and not Path(model).is_dir():
         raise BadValueError(f"model.path is {model}, which does not exist", fix="correct model.path")
@@ -195,7 +195,7 @@ def load_chat(model: str, renderer: str, *, thinking: bool | None = None) -> Cha
     except (OSError, ValueError) as error:
         raise BadValueError(
             f"model.path is {model!r}, but no tokenizer can be loaded from it: {str(error).splitlines()[0]}",
-            fix="use the folder of a model (./…, ../… or /…), or its name on the hub",
+            fix="use the folder of a model (./…, ../… or /…), or its Hugging Face name",
         ) from error
     family = _family_of(model, renderer)
     made, thinks_unasked = _make_renderer(tokenizer, family, thinking)
@@ -212,7 +212,7 @@ def _family_of(model: str, renderer: str) -> str:
     if renderer == "auto":
         if model not in MODEL_RENDERER_MAP:
             raise BadValueError(
-                f"model.renderer is auto, but the family of {model!r} is unknown",
+                f"model.renderer is auto, but the model family of {model!r} is unknown",
                 fix=f"set model.renderer to the model's family (one of {', '.join(_FAMILIES)}), to chatml for a "
                 "ChatML model, or to template if the chat template only appends to a conversation",
             )
@@ -288,7 +288,7 @@ class BadTemplateError(Exception):
 
 
 class ChatTemplate:
-    """A compiled chat template. `variables` are available to it in addition to the messages, such as `bos_token`.
+    """A compiled chat template. `variables`, such as `bos_token`, are available to it besides the messages.
 
     A template is untrusted code, so time and size are limited. The environment has the filters and functions of
     transformers. Jinja's sandbox hooks check the operands before an operator, filter, method or join is computed.
@@ -304,7 +304,7 @@ class ChatTemplate:
         self._template = _run(lambda: _environment().from_string(source))
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, opening: bool) -> str:
-        """Return a conversation as text; with `opening`, with the start of a turn. Raises BadTemplateError."""
+        """Return a conversation as text. With `opening`, it ends where a turn starts. Raises BadTemplateError."""
         given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": opening}
         started = time.thread_time()
         try:
@@ -347,7 +347,7 @@ def _size(value: object) -> int:
 
 
 def _check(operands: Iterable[object]) -> None:
-    """Refuse operands if the product of their two largest sizes is above the limit. A number counts as its value."""
+    """Raise OverLimitError if the product of the two largest sizes is above the limit. A number counts as its value."""
     sizes = [abs(each) if isinstance(each, int) else _size(each) for each in operands]
     largest = sorted([1, 1, *sizes])[-2:]
     if largest[0] * largest[1] > MAX_TEMPLATE_OUTPUT:
@@ -435,7 +435,7 @@ def _finalized(value: object) -> object:
 
 
 class _Generator(CodeGenerator):
-    """Compiles `a ~ b` to a call of the environment's join."""
+    """Compiles `a ~ b` to a call to the environment's `concat`, which checks sizes."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concat((")

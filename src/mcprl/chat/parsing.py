@@ -331,7 +331,7 @@ _INVOKES = re.compile(
 
 
 def _pairs(mark: str = "") -> re.Pattern[str]:
-    """Return the pattern of a name followed by keys and values. In some families the tags end with `mark`."""
+    """Return the pattern of a name followed by keys and values. In some model families, tags end with `mark`."""
     key = f"<arg_key{mark}>(?:(?!</arg_key{mark}>).)*+</arg_key{mark}>"
     value = f"<arg_value{mark}>(?:(?!</arg_value{mark}>).)*+</arg_value{mark}>"
     return re.compile(rf"[^<]*+(?:<tool_sep{mark}>\s*+)?+(?:{key}\s*+{value}\s*+)*+", re.DOTALL)
@@ -348,7 +348,7 @@ _SYNTAXES = {
 
 
 def is_whole(family: str, call: str) -> bool:
-    """Whether the text of a call is well-formed. Only checked in families that write arguments in tags, else True.
+    """Return whether a call is well-formed. Only checked for model families that write arguments in tags.
 
     >>> is_whole("glm-4.5", "send<arg_key>to</arg_key><arg_value>Ana</arg_value>")
     True
@@ -380,7 +380,7 @@ class ParsedTurn:
 
 @dataclass(frozen=True, slots=True)
 class _JsonCalls:
-    """How a family writes calls as JSON. `opening` is the text at the start of every call, if there is one."""
+    """How a model family writes calls as JSON. `opening` is the text at the start of every call, if there is one."""
 
     parse: Callable[[str], tuple[str, tuple[ToolCall, ...]]]
     opening: str | None
@@ -452,7 +452,7 @@ class TurnReader:
 
 
 def read_text(text: str, family: str, thinking: Thinking) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the prose and the calls of a turn, in a family that writes calls as JSON.
+    """Return the prose and the calls of a turn, for model families that write calls as JSON.
 
     >>> read_text("<think>Easy.</think>\\n\\nIt is Lima.", "qwen3", Thinking.OPTIONAL)
     ('It is Lima.', ())

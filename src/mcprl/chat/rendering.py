@@ -107,14 +107,14 @@ CALL_EXAMPLE = '<tool_call>\n{"name": "TOOL", "arguments": {...}}\n</tool_call>'
 
 
 def written_tools(system: str, tools: Sequence[Any], call_example: str) -> str:
-    """Return the system text, followed by the available tools and how to call them."""
+    """Return the system message, followed by the available tools and how to call them."""
     listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
     offer = f"You can call these tools:\n<tools>{listed}\n</tools>\nTo call one, write:\n{call_example}"
     return f"{system}\n\n{offer}" if system else offer
 
 
 class FrameEncoder:
-    """Encodes contents and the frame around them. Only control tokens in the frame become control tokens."""
+    """Encodes message contents and the frame, the text around them. Only the frame can yield control tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -151,8 +151,8 @@ class RoleRenderer(ABC):
 
     @abstractmethod
     def frame(self, roles: Sequence[str], *, opening: bool) -> list[str]:
-        """Return the text before, between and after the contents of messages of these roles: one string more than
-        roles.
+        """Return the strings before, between and after the contents of messages with these roles: one more string
+        than there are roles.
 
         With `opening`, the last string ends where the policy's turn begins.
         """
@@ -238,7 +238,7 @@ _TAG = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """How a family writes turns. Example: Qwen3 with thinking.
+    """How a model family writes turns. Example: Qwen3 with thinking.
 
     Traits(
         thinking=Thinking.OPTIONAL,
@@ -284,7 +284,7 @@ def find_traits(renderer: Renderer, tokenizer: Tokenizer, *, thinks_unasked: boo
     cut = bridge(renderer, prompt, word, [_USER], [_TOOL])
     if cut is None:
         raise UnbridgeableError(
-            f"renderer {type(renderer).__name__} cannot continue a conversation without changing its tokens",
+            f"renderer {type(renderer).__name__} cannot continue a conversation without changing earlier tokens",
             fix="set model.renderer to the model's family (qwen3, llama-3, …), to chatml for a ChatML model, "
             "or to template",
         )
@@ -300,7 +300,7 @@ def find_traits(renderer: Renderer, tokenizer: Tokenizer, *, thinks_unasked: boo
     opened = _decoded(tokenizer, prompt)
     if _is_open(opened) != _is_open(framing):
         raise BadValueError(
-            "model.thinking is on, but this family's template starts thinking only after a tool's result",
+            "model.thinking is on, but this model family's template starts thinking only after a tool result",
             fix="set model.thinking to false",
         )
     return Traits(
@@ -349,7 +349,7 @@ ToolSpec = Mapping[str, Any]
 
 
 class Chat:
-    """Rendering and parsing for one model. Created by `load_chat`."""
+    """Renders prompts and parses turns for one model. Created by `load_chat`."""
 
     def __init__(
         self, renderer: Renderer, tokenizer: Tokenizer, *, family: str, traits: Traits, stop_token_ids: Sequence[int]
@@ -383,7 +383,7 @@ class Chat:
         except ValueError as error:
             raise BadValueError(
                 f"the messages of a task cannot be rendered by {self.family}: {error}",
-                fix="start with an optional system message and a user message, and see the renderer's error above",
+                fix="start with an optional system message and a user message; the renderer's own error is above",
             ) from error
         return tuple(ids)
 
@@ -415,7 +415,7 @@ class Chat:
                 if added is not None:
                     return (*close, *added)
         raise UnbridgeableError(
-            f"renderer {type(self._renderer).__name__} cannot continue a conversation without changing its tokens",
+            f"renderer {type(self._renderer).__name__} cannot continue a conversation without changing earlier tokens",
             fix="check that each turn ends at its first stop token and that only tool or user messages follow; if "
             "both are true, set model.renderer to chatml for a ChatML model, or to template",
         )
@@ -434,7 +434,7 @@ class Chat:
         """Return the tools as the renderer expects them.
 
         Many families write each tool into the prompt as it is, and saw it in OpenAI's form when they were trained:
-        {"type": "function", "function": {"name": …}}. Servers of chats, such as vLLM's, give it in this form too.
+        {"type": "function", "function": {"name": …}}. Chat servers such as vLLM use this form too.
         """
         shown: list[dict[str, Any]] = [self._control_text.defused(dict(tool)) for tool in tools]
         if isinstance(self._renderer, RoleRenderer) or self._traits.call_example is not None:

@@ -1,6 +1,6 @@
-"""The syntax of each family's tool calls, and a writer of turns in that syntax: the reverse of `parsing`.
+"""The syntax of each model family's tool calls, and a writer of turns in that syntax: the reverse of `parsing`.
 
-For a thinking model, a written turn has empty thinking. It ends with the family's end token, or at the first stop
+For a thinking model, a written turn has empty thinking. A turn ends with the family's end token, or at the first stop
 string of the sampler. Each written turn is parsed again, and an error is raised if the result differs.
 """
 
@@ -23,7 +23,7 @@ from mcprl.records import Message, ToolCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSyntax:
-    r"""How one argument is written, in families that write arguments one by one: `before` NAME `between` VALUE `after`.
+    r"""How a model family writes an argument, if it uses no JSON object: `before` NAME `between` VALUE `after`.
 
     FieldSyntax(before="<parameter=", between=">\n", after="\n</parameter>\n")
     """
@@ -35,7 +35,7 @@ class FieldSyntax:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax:
-    r"""How a family writes a call: `before_name` NAME `after_name` ARGUMENTS `closing`.
+    r"""How a model family writes a call: `before_name` NAME `after_name` ARGUMENTS `closing`.
 
     Every call starts with `opening`. If that is None, a turn that begins like a call is a call. `separator` is the text
     between two calls. If that is None, a turn has at most one call. Arguments are a JSON object, or are written one by
@@ -61,7 +61,7 @@ class CallSyntax:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Return all tags that end a call or a value in it, and all `tokens`."""
+        """Return the tag that opens a call, all tags that end it or a value in it, and all `tokens`."""
         ends = [self.closing, *([self.fields.after] if self.fields else [])]
         found = [tag for end in ends for tag in re.findall(r"<[^<>]+>", end)]
         return tuple(dict.fromkeys([*([self.opening] if self.opening else []), *found, *self.tokens]))
@@ -104,15 +104,15 @@ CALL_SYNTAXES: Mapping[str, CallSyntax] = {
     **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _QWEN_XML),
     **dict.fromkeys(("glm-5", "glm-5.1", "glm-5.3"), _GLM_5),
 }
-"""The call syntax of each family that has a grammar, by the renderer's name. The other families have only models with
-more than 100 billion parameters, which the engine with grammars does not train."""
+"""The call syntax of each model family that has a grammar, by the renderer's name. The other families have only models
+with more than 100 billion parameters, which no engine that supports grammars can train."""
 
 
 def syntax_of(chat: Chat) -> CallSyntax:
-    """Return the call syntax of the chat's family. Raises NoCallSyntaxError if there is no grammar for it."""
+    """Return the call syntax of the chat's model family. Raises NoCallSyntaxError if there is no grammar for it."""
     if chat.family not in CALL_SYNTAXES:
         raise NoCallSyntaxError(
-            f"sampling.constrain is on, but mcprl has no grammar for calls of {chat.family}",
+            f"sampling.constrain is on, but mcprl has no grammar for the call format of {chat.family}",
             fix=f"set sampling.constrain to off, or train a model of one of these families: {', '.join(CALL_SYNTAXES)}",
         )
     return CALL_SYNTAXES[chat.family]
@@ -225,7 +225,7 @@ _CALLED = cast(
 
 
 class TurnWriter:
-    """Writes turns of one model. `stop` are the sampler's stop strings."""
+    """Writes turns in the format of one model. `stop` are the sampler's stop strings."""
 
     def __init__(self, chat: Chat, *, stop: Sequence[str] = ()) -> None:
         if chat.family not in CALL_SYNTAXES:
@@ -249,7 +249,7 @@ class TurnWriter:
     ) -> tuple[int, ...]:
         """Return the ids of a turn: text, then calls; either may be empty.
 
-        Raises BadValueError if the family's syntax cannot express it, because it would be parsed differently.
+        Raises BadValueError if the model family's syntax cannot express the turn: it would be parsed differently.
         """
         syntax, frame, contents = self._syntax, [self._thought(prompt_ids)], list[str]()
         if text:
@@ -264,7 +264,7 @@ class TurnWriter:
         return ids
 
     def _add_call(self, frame: list[str], contents: list[str], call: ToolCall, schema: ToolSpec) -> None:
-        """Append a call to the frame and its contents. The frame always has one more text."""
+        """Append a call to the frame and its contents. The frame always has one more string than the contents."""
         syntax = self._syntax
         frame[-1] += syntax.before_name
         before = syntax.after_name
@@ -288,7 +288,7 @@ class TurnWriter:
             if not calls:
                 raise _unwritable(f"the answer {text[:40]!r}", self._chat, "it would be parsed differently")
             names = " and ".join(repr(call.name) for call in calls)
-            raise _unwritable(f"the call of {names}", self._chat, "it would be parsed as a different call")
+            raise _unwritable(f"a call to {names}", self._chat, "it would be parsed as a different call")
         if read.prose != text.strip():
             raise _unwritable(f"the text {text[:40]!r}", self._chat, "it would be parsed differently")
 
@@ -306,9 +306,7 @@ class TurnWriter:
             return (*ids, end)
         if stopped < len(text):
             stop = next(stop for stop in self._stop if text.endswith(stop, 0, stopped))
-            raise _unwritable(
-                f"a turn with {stop!r} in it", self._chat, "sampling.stop would end the turn at this text"
-            )
+            raise _unwritable(f"a turn that contains {stop!r}", self._chat, "sampling.stop would end the turn there")
         return tuple(ids)
 
     def _end_in(self, conversation: Sequence[Message]) -> int:
@@ -320,7 +318,7 @@ class TurnWriter:
     def _encoded(self, frame: Sequence[str], contents: Sequence[str]) -> list[int]:
         for text in (*frame, *contents):
             if not is_unicode(text):
-                raise _unwritable(f"{text[:40]!r}", self._chat, "it contains half of a surrogate pair")
+                raise _unwritable(f"the text {text[:40]!r}", self._chat, "it contains half of a surrogate pair")
         return self._encoder.encode(frame, contents)
 
 
@@ -331,7 +329,7 @@ def _schema_of(name: str, tools: Sequence[ToolSpec]) -> ToolSpec:
 
 
 def _fields(call: ToolCall, schema: ToolSpec) -> list[tuple[str, str]]:
-    """Return the arguments as names and texts, in the order of the schema. Values other than strings become JSON."""
+    """Return (name, written value) per argument, in the order of the schema. Values other than strings become JSON."""
     known: Mapping[str, Any] = schema.get("properties", {})
     names = [name for name in known if name in call.arguments] + [name for name in call.arguments if name not in known]
     return [(name, _field(call.arguments[name], known.get(name, {}), schema)) for name in names]
@@ -352,5 +350,5 @@ def _comparable(call: ToolCall) -> str:
 
 def _unwritable(what: str, chat: Chat, why: str) -> BadValueError:
     return BadValueError(
-        f"{what} cannot be written as a turn of {chat.family}: {why}", fix="reword the text, or remove it"
+        f"{what} cannot be written in the format of {chat.family}: {why}", fix="reword the text, or remove it"
     )

@@ -159,7 +159,7 @@ def check_parity(
 ) -> ParityReport:
     """Compare the learner's logprobs of sampled tokens with those that the sampler recorded.
 
-    `scores` has a column per trajectory, with an entry per token, as TorchLearner.score returns it. `max_error` is the
+    `scores` has a list per trajectory, with an entry per token, as TorchLearner.score returns it. `max_error` is the
     setting learner.max_parity_error: training stops if the mean error is above it. `scores_at_1` are the learner's
     logprobs at temperature 1; they show whether the sampler ignores the temperature.
     """
@@ -239,7 +239,7 @@ def _cause(
         fix = "report this bug in mcprl, with the recipe; until it is fixed, set sampling.constrain to off"
     elif not figures.exact and at_temperature_1:
         what = "the sampler's logprobs ignore the temperature: they agree with the learner's at temperature 1"
-        fix = "use a sampler that reports logprobs at its temperature (vLLM: processed_logprobs), or temperature 1"
+        fix = "use temperature 1, or a sampler that reports logprobs at its temperature (vLLM: processed_logprobs)"
     else:
         return None
     return Verdict(severity=Severity.BAD, what=what, fix=fix)

@@ -35,7 +35,7 @@ FIGURES: Mapping[str, float] = {
     "learner_tokens_per_s": 0.001,
     "parameters": 1.0,
 }
-"""The figures of a run that the user may give, each with its minimum."""
+"""The figures of a run that the user may set, each with its minimum."""
 
 _CHARACTERS_PER_TOKEN = 4
 _TOOL_S = 1.0
@@ -79,7 +79,7 @@ class Constants:
 
 
 def read_constants() -> Constants:
-    """Load the constants that bench/scaling.py wrote."""
+    """Load the measured constants, which bench/scaling.py wrote to a file."""
     written: Mapping[str, Any] = json.loads(MEASURED_FILE.read_text(encoding="utf-8"))
     names = [field.name for field in fields(Constants) if field.name != "machine"]
     values = {name: float(written["constants"][name]["value"]) for name in names}
@@ -245,7 +245,7 @@ def _cpu_rate(tokens_per_s: float, constants: Constants, size: ModelSize, gpus: 
 
 
 def learned_tokens(config: RunConfig, shape: EpisodeShape) -> float:
-    """Return the tokens that an update computes, in units of passes with gradients.
+    """Return the tokens that an update computes. A token in a pass without gradients counts as a third.
 
     tasks · (⌈G / min(G, m)⌉ · P + G · (L − P)) · (1 + f / 3), with groups of G, of which m fit into a pack, a prompt of
     P tokens, conversations of L tokens, and f passes without gradients. Without a shared prefix, P is computed G times.
@@ -347,7 +347,7 @@ def _parts(
         add("workers", config.workers.count, worker_s, "workers.count")
     else:
         add("driver", 1, driver_s + worker_s, "workers.count")
-    setting = "more GPUs for placement.sampler; sampling.max_tokens" if torch else _SKYRL_GPUS
+    setting = "more GPUs for placement.sampler, or lower sampling.max_tokens" if torch else _SKYRL_GPUS
     add("sampler", sampler_units, shape.sampled_tokens / sampler_rate, setting)
     for name, settings in servers.items():
         if settings.rate is not None:
@@ -394,7 +394,7 @@ def make_plan(
 ) -> Plan:
     """Make the plan of a recipe. With 0 GPUs, a CPU samples and learns. Figures not in `known` are assumed.
 
-    collect   max(⌈episodes / alive⌉ · seconds of an episode, the busiest part): the lower bound of a closed queue
+    collect   max(⌈episodes / concurrent⌉ · seconds per episode, the busiest part): the lower bound of a closed queue
     sync      collect + update
     async     max(the busiest part, (collect + update) / (max_staleness + 1))
     """
@@ -478,7 +478,7 @@ def _budget_warnings(servers: Mapping[str, ServerSettings], calls: float, steps:
 def server_names(config: ServersConfig) -> tuple[str, ...]:
     """Return the servers of the mcpServers file that are not disabled; without a file, those that have settings.
 
-    Unlike mcprl.tools, this needs neither their keys nor the MCP SDK.
+    Unlike mcprl.tools, this needs neither the servers' keys nor the MCP SDK.
     """
     path = config.file
     if path is None:

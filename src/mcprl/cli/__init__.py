@@ -39,10 +39,10 @@ SECTIONS = {
         ),
         "doctor": "Check a recipe end to end (config, servers, tasks, model, sample episodes) and suggest fixes.",
         "plan": "Estimate what a run needs: time, tokens, tool calls, money and disk.",
-        "parity": "Compare sampler and learner on a few short episodes.",
+        "parity": "Compare the probabilities of sampler and learner on a few short episodes.",
     },
     "Train": {
-        "sft": "Fine-tune a model on solutions, demonstrations or chats, before training.",
+        "sft": "Fine-tune a model on solutions, demonstrations or chats, usually before `train`.",
         "train": "Train a model with a recipe.",
         "resume": "Resume a run from its newest valid checkpoint.",
         "runs": "List runs, or show one.",
@@ -50,7 +50,7 @@ SECTIONS = {
         "dashboard": "Show runs in a browser: curves, health, tools, and every episode.",
     },
     "Evaluate": {
-        "eval": "Evaluate a model or an adapter, and compare two evaluations.",
+        "eval": "Evaluate a model or an adapter, or compare two evaluations.",
         "try": "Let the model attempt a task and print the conversation.",
         "play": "Attempt a task yourself: see what the model sees, type tool calls, get the reward.",
     },
@@ -109,7 +109,7 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 
 
 class _Importing:
-    """Imports a command of another package, whose module may raise anything."""
+    """Turns an error from importing another package's command into a MissingExtraError."""
 
     def __init__(self, entry: EntryPoint) -> None:
         self._entry = entry
@@ -133,7 +133,7 @@ def _load(entry: EntryPoint) -> Any:
 
 
 def _library(error: Exception) -> str:
-    """Return the library that was not found, if that is the cause of the error."""
+    """Return the name of the library that is missing, or "" if the error has another cause."""
     return ((error.name if isinstance(error, ModuleNotFoundError) else None) or "").split(".")[0]
 
 
@@ -161,7 +161,7 @@ def _alone(name: str, function: Callable[..., Any]) -> Any:
 
 
 app = Commands(
-    "Train language models by reinforcement learning to use tools over many turns; the tools are MCP servers.",
+    "Train language models with reinforcement learning to use the tools of MCP servers over many turns.",
     _TopLevel,
 )
 app.info.name = "mcprl"
@@ -182,7 +182,7 @@ def _mcprl(
 
 
 def main() -> None:
-    """Run the command. Print an McprlError as one readable line with an exit code, not as a traceback."""
+    """Run the command. Print an McprlError as one readable line instead of a traceback, then exit with its status."""
     # OpenMP reads this when it loads. Threads that spin while they wait cost a shared CPU several times the work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    """Run the command. Also turns a missing library and a refused thread into an McprlError with a fix."""
+    """Run the command. Turn a missing library, failed thread start or lack of memory into an McprlError with a fix."""
     try:
         app()
     except RuntimeError as error:

@@ -31,7 +31,7 @@ def _argument(parameter: Any) -> str:
 
 
 class _PlainHelp:
-    """A mixin for Typer's command and group classes."""
+    """A mixin that makes Typer's command and group classes print plain-text help."""
 
     def get_help_option(self: Any, ctx: Any) -> Any:
         option = cast("Any", super()).get_help_option(ctx)

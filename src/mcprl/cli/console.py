@@ -45,7 +45,7 @@ STEP_WORDS = {Severity.OK: "ok", Severity.WARN: "warnings", Severity.BAD: "bad"}
 def step_line(
     place: str, metrics: Mapping[str, float], verdicts: Sequence[Verdict], *, left_s: float, columns: Sequence[str]
 ) -> str:
-    """Format a step. `place` is "3/20"; `left_s` is the estimated time left in seconds."""
+    """Format a step as one line. `place` is its place in the run, "3/20"; `left_s` is the estimated seconds left."""
 
     def figure(name: str, form: str) -> str:
         # A skipped update lacks some metrics, and a step without episodes those of episodes.
@@ -70,7 +70,7 @@ def step_line(
 
 
 def success_table(metrics: Sequence[SuccessMetric]) -> Table:
-    """Make a table of the figures of a run and their targets."""
+    """Make a table of a run's figures and their targets."""
     table = plain_table("", "success", right=("measured",))
     table.add_column("target", no_wrap=True)
     table.add_column("", style="dim")
@@ -100,7 +100,7 @@ def _closing_verdicts(summary: Summary) -> Iterator[Text]:
     for place, (count, last, verdict) in enumerate(summary.verdicts):
         name = Text(f"{verdict.severity.value:4} {verdict.name}", style=STYLES[verdict.severity])
         shown = name if place else verdict_text(verdict)
-        yield shown + Text(f" ({count} step{'s' if count > 1 else ''}, last {last})", style="dim")
+        yield shown + Text(f" ({count} step{'s' if count > 1 else ''}, last: step {last})", style="dim")
 
 
 _logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def _enduring(stream: TextIO | None) -> Any:
 
 
 class TrainingConsole:
-    """Shows a training run, of which `steps_done` steps were done before. Adds its lines to the file `log`."""
+    """Shows the progress of a run that starts after `steps_done` steps. Also appends its lines to the file `log`."""
 
     def __init__(
         self, config: RunConfig, console: Console | None = None, *, steps_done: int = 0, log: Path | None = None
@@ -217,7 +217,7 @@ class TrainingConsole:
 
     def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
         if isinstance(outcome, LostEpisode):
-            self._print_timed(f"lost to infrastructure, will be rerun: {outcome}")
+            self._print_timed(f"episode lost to infrastructure, will be rerun: {outcome}")
             return
         self._finished[step] += 1
         # With an asynchronous pipeline, episodes of later steps finish too. The bar shows the first unfinished step.
@@ -268,7 +268,7 @@ def _closing_facts(figures: Mapping[str, Any], config: RunConfig, folder: Path) 
         yield "validation loss", f"{figures['validation_loss_first']:.4f} → {figures['validation_loss_last']:.4f}"
     # Dropped groups are replaced by groups of other tasks, so there may be more groups than planned.
     wanted = config.training.steps * config.training.tasks_per_step
-    rest = f", and {dropped} without variance that were dropped" if dropped else ""
+    rest = f"; {dropped} more were dropped (no variance)" if dropped else ""
     if config.sft is None:
         yield "groups complete", f"{figures['groups_complete'] - dropped} of {wanted}{rest}"
     restarts = f"{figures['server_restarts']} restarts of tool servers, {figures['sampler_restarts']} of the sampler"

@@ -33,7 +33,7 @@ _SHOWN_ROWS = 12
 
 
 def print_report(report: Report, folder: Path | None, console: Console | None = None) -> None:
-    """Print the tables of a report, cutting long ones, and the path of the full report."""
+    """Print the tables of a report, with long ones cut, and the path of the full report."""
     from mcprl.evaluation.report import EVERY_TASK
 
     console = console or Console(highlight=False)
@@ -63,7 +63,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     adapter: Annotated[
         Path | None, typer.Option("--adapter", exists=True, file_okay=False, help="Adapter from an earlier run.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Folder, or name on the hub or at --endpoint.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Folder, Hub name, or model name at --endpoint.")] = None,
     episodes: Annotated[int, typer.Option("--episodes", "-k", min=1, help="Episodes per task.")] = 1,
     sample: Annotated[int | None, typer.Option("--sample", min=1, help="Number of random tasks to evaluate.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily (temperature close to 0).")] = False,
@@ -84,7 +84,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     body: Body = None,
     overrides: Overrides = None,
 ) -> None:
-    """Evaluate a model or an adapter: success with intervals, pass@k, pass^k, tools, failures, cost, comparison.
+    """Evaluate a model or an adapter: success with confidence intervals, pass@k, pass^k, tools, failures, cost.
 
     Writes results.json, report.md and every trajectory into a new folder.
     """

@@ -38,11 +38,11 @@ GROUPS = {
 FAULTS = {
     Fault.CONFIGURATION: "an error in your files, settings or installation, which you can fix. The run stops.",
     Fault.INFRASTRUCTURE: (
-        "a fault of a server, the network, a process or a disk. Affected episodes are rerun; a stopped run can be "
+        "a failure of a server, the network, a process or a disk. Affected episodes are rerun; a stopped run can be "
         "resumed."
     ),
 }
-"""Fault → whose fault an error is, and how a run reacts."""
+"""For each kind of fault: what it is, and how a run reacts."""
 
 # The example is the last part, because one of its lines may begin with "Fix:".
 _PARTS = re.compile(
@@ -75,7 +75,7 @@ class ErrorPage:
 
 
 def read_page(error: type[McprlError]) -> ErrorPage:
-    """Parse the page in a class's docstring. Raises ValueError if one of its parts is missing or empty."""
+    """Parse the help page in an error class's docstring. Raises ValueError if one of its parts is missing or empty."""
     found = _PARTS.fullmatch(inspect.getdoc(error) or "")
     if found is None:
         raise ValueError(f"the docstring of {error.__name__} needs a meaning, then Causes:, Fix: and Example:")
@@ -93,7 +93,7 @@ def read_page(error: type[McprlError]) -> ErrorPage:
 
 @cache
 def error_pages() -> Mapping[str, ErrorPage]:
-    """Return every page by its code, sorted by group."""
+    """Return the help page of every error, keyed by code and sorted by group."""
     order = list(GROUPS)
     pages = [read_page(error) for error in _with_codes(McprlError)]
     pages.sort(key=lambda page: (order.index(page.group), page.code))
@@ -101,7 +101,7 @@ def error_pages() -> Mapping[str, ErrorPage]:
 
 
 def find_page(written: str) -> ErrorPage | None:
-    """Return the page of a code in any notation: `E-TOOL-003`, `e-tool-3` and `tool 3` are the same."""
+    """Return the help page for a code in any notation: `E-TOOL-003`, `e-tool-3` and `tool 3` are the same."""
     found = _WRITTEN_CODE.fullmatch(written)
     return None if found is None else error_pages().get(f"E-{found[1].upper()}-{int(found[2]):03d}")
 
@@ -119,7 +119,7 @@ def command(
         str | None, typer.Argument(metavar="CODE", help="Code of an error, such as E-TOOL-003.", show_default=False)
     ] = None,
 ) -> None:
-    """Print what an error means, whose fault it is, its usual causes and its fix. Without a code: list all codes."""
+    """Print what an error means, whose fault it is, its usual causes and its fix. Without a code, list all codes."""
     console = Console(highlight=False)
     if code is None:
         _print_all(console)
@@ -140,7 +140,7 @@ def _print_all(console: Console) -> None:
 
 
 def _print_page(console: Console, page: ErrorPage) -> None:
-    """Print the page with its texts indented under their titles, at a comfortable width."""
+    """Print the page, with each section indented under its title, at a readable width."""
     width = min(console.width, 100)
 
     def say(title: str, *texts: str, mark: str = "") -> None:

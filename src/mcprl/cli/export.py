@@ -1,4 +1,4 @@
-"""`mcprl export`: the result of a run in a folder for the Hub, with a model card."""
+"""`mcprl export`: writes the result of a run into a folder for the Hub, with a model card."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def command(
             "the base model of the run is a folder on this machine", fix="give its Hub name with --base"
         )
     if out.exists():
-        raise BadValueError(f"{out} exists", fix="give a new folder")
+        raise BadValueError(f"{out} already exists", fix="give a new folder")
     shown = [read_evaluation(path) for path in evaluations or ()]
     is_adapter = result.name == "adapter" and not merged
     card = model_card(found, base or found.model, licence, is_adapter=is_adapter, evaluations=shown)
@@ -85,13 +85,13 @@ def model_card(
         "license": licence,
         "tags": ["mcprl", "reinforcement-learning", "tool-use", "mcp", *(["lora"] if is_adapter else [])],
     }
-    what = "A LoRA adapter of" if is_adapter else "A model trained from"
+    what = "A LoRA adapter for" if is_adapter else "A model trained from"
     blocks = [
         "---\n" + "\n".join(f"{name}: {json.dumps(value)}" for name, value in metadata.items()) + "\n---",
         f"# {run.recipe}",
         f"{what} `{base}`, trained with reinforcement learning to use MCP tools, by "
         f"[mcprl](https://pypi.org/project/mcprl/): {run.steps_done} steps. License: {licence}"
-        + (" (see that of the base model)." if licence == "other" else "."),
+        + (" (see the base model's license)." if licence == "other" else "."),
         "## Recipe",
         _table(("setting", "value"), ((name, _public(value)) for name, value in run.changed_settings().items())),
         "Settings that differ from mcprl's defaults. Paths are shortened to their last part.",
@@ -124,7 +124,7 @@ def _digests(run: PastRun) -> list[tuple[str, str]]:
 
 
 def _curves(run: PastRun) -> list[tuple[str, ...]]:
-    """Return about ten steps, always with the first and the last."""
+    """Return a row for each of about ten steps, always including the first and the last."""
     by_metric = [dict(run.points(metric)) for metric in _CURVES]
     last = run.steps_done
     steps = sorted({1, last, *(round(last * part / _ROWS) for part in range(1, _ROWS))} & set(range(1, last + 1)))

@@ -1,4 +1,4 @@
-"""`mcprl init`: a new project."""
+"""`mcprl init`: creates a new project."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _COMMENT_COLUMN = 33
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Folder of the project, new or empty.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the project; new or empty.")],
     model: Annotated[
-        str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
+        str | None, typer.Option(help="Model to train: a folder or a Hugging Face name; default: Qwen/Qwen3-0.6B.")
     ] = None,
     servers: Annotated[
-        Path | None, typer.Option("--servers", help="mcpServers file; the project trains on its servers.")
+        Path | None, typer.Option("--servers", help="mcpServers file that lists the servers to train on.")
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="With --servers: synthesize tasks now, which calls read-only tools.")
+        bool, typer.Option("--yes", help="With --servers: synthesize tasks now; this calls read-only tools.")
     ] = False,
 ) -> None:
     """Create a project that is ready to train: an MCP server, tasks with solutions, a recipe, a test and a README.
 
-    With --servers, the project trains on these servers, with tasks that `mcprl tasks synthesize` makes.
+    With --servers, the project uses the servers of that file instead, and tasks that `mcprl tasks synthesize` makes.
     """
     from mcprl.scaffold import DEFAULT_MODEL, write_project
 
@@ -45,7 +45,7 @@ def command(
 
 
 def _synthesize() -> Callable[..., None]:
-    """Return the command of the package for synthesis."""
+    """Return the function behind `mcprl tasks synthesize`, which is in another package."""
     for entry in entry_points(group="mcprl.commands", name="tasks.synthesize"):
         return entry.load()
     raise MissingExtraError("`mcprl tasks synthesize` is not installed", fix="pip install 'mcprl[synthesis]'")

@@ -24,7 +24,7 @@ class _Opens(Protocol):
 
 @contextmanager
 def temporary_logs() -> Generator[Path]:
-    """Create a folder for the logs of servers. It is removed at the end, unless an error names a file in it."""
+    """Create a temporary folder for server logs. It is removed at the end, unless an error names a file in it."""
     from mcprl.errors import McprlError
 
     folder = Path(tempfile.mkdtemp(prefix="mcprl-"))
@@ -41,8 +41,8 @@ def temporary_logs() -> Generator[Path]:
 
 @asynccontextmanager
 async def shown_opening(opens: _Opens, then: str) -> AsyncGenerator[Toolbox]:
-    """Open a toolbox with temporary logs. The status line shows that servers are starting, and afterwards the text
-    `then`."""
+    """Open a toolbox with temporary logs. The status line says that servers are starting. Once the toolbox is
+    open, the line shows the text in `then`."""
     from rich.console import Console
     from rich.text import Text
 
@@ -73,7 +73,7 @@ def choose_task(file: Path, wanted: str) -> Task:
 
 
 def parse_pairs(values: Sequence[str]) -> list[tuple[str, str]]:
-    """Parse ["name=Ana"] to [("name", "Ana")]. Raises BadValueError without "=" or name; a value may be empty."""
+    """Parse ["name=Ana"] to [("name", "Ana")]. Raises BadValueError if "=" or the name is missing."""
     from mcprl.errors import BadValueError
 
     pairs: list[tuple[str, str]] = []
@@ -89,7 +89,7 @@ _VALUE_WORDS = ("$schema", "$defs", "definitions", "properties")
 
 
 def typed_value(parameters: Mapping[str, Any], key: str, text: str) -> Any:
-    """Parse the text as JSON if the schema accepts that value for this argument; otherwise return the text itself."""
+    """Parse the text as JSON if the schema accepts the result for this argument; otherwise return the text itself."""
     from mcprl.tools.arguments import ArgumentCheck
 
     try:

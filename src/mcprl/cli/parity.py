@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def print_parity(console: Console, report: ParityReport) -> None:
-    """Print the figures, the verdict and, unless it is ok, the tokens that differ most."""
+    """Print the figures, the verdict and, unless the verdict is ok, the tokens that differ most."""
     from mcprl.checks.parity import EXACT_MAX, EXACT_MEAN
 
     verdict, figures = report.verdict, report.figures

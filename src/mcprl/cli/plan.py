@@ -27,7 +27,7 @@ _COUNTS = ("episodes", "turns", "calls", "prompt_tokens", "sampled_tokens", "lea
 _ASSUME_HELP = (
     "Set a figure that the recipe does not contain, e.g. turns=3. May be repeated. Per episode: turns, prompt_tokens, "
     "turn_tokens, observation_tokens, length_tokens, calls, tool_s; per GPU: sampler_tokens_per_s, "
-    "learner_tokens_per_s; of the model: parameters."
+    "learner_tokens_per_s; for the model: parameters."
 )
 
 
@@ -86,11 +86,11 @@ def _blocks(config: RunConfig, plan: Plan, gpus: int) -> Iterator[RenderableType
         yield Text.assemble(("Placement: ", "bold"), f"{placed.drawn()}\n")
         idle = gpus - len({*placed.sampling, *placed.learner})
         if placed.gpus > gpus or idle:
-            what = f"{idle} of them are idle" if idle > 0 else f"placement and learner.processes need {placed.gpus}"
+            what = f"{idle} would be idle" if idle > 0 else f"placement and learner.processes need {placed.gpus}"
             yield Text(f"Warning: {gpus} GPUs, but {what}.", style="yellow")
     for warning in plan.warnings:
         yield Text(f"Warning: {printable(warning)}.", style="yellow")
-    yield Text(f"These are estimates, based on the driver and workers measured on {plan.machine}: see docs/scaling.md.")
+    yield Text(f"These are estimates. Driver and workers were measured on {plan.machine}: see docs/scaling.md.")
 
 
 def _amounts(plan: Plan, steps: int) -> Table:
@@ -135,7 +135,7 @@ def _duration(seconds: float) -> str:
 
 
 def _given(assume: Sequence[str]) -> dict[str, Figure]:
-    """Parse the figures of the command line: ["turns=3"] is {"turns": Figure(value=3.0, source="given")}."""
+    """Parse the values of --assume: ["turns=3"] gives {"turns": Figure(value=3.0, source="given")}."""
     from mcprl.checks.plan import FIGURES, Figure
     from mcprl.errors import BadValueError, UnknownKeyError, did_you_mean
 
@@ -150,14 +150,14 @@ def _given(assume: Sequence[str]) -> dict[str, Figure]:
         except ValueError:
             value = math.nan
         if not FIGURES[name] <= value < math.inf:
-            what = f"--assume {entry}: {number!r} is out of range"
+            what = f"--assume {entry}: {number!r} is not a valid value"
             raise BadValueError(what, fix=f"give a number of at least {FIGURES[name]:g}")
         given[name] = Figure(value=value, source="given")
     return given
 
 
 def _figures_of_run(path: Path) -> dict[str, Figure]:
-    """Return the figures of a past run: the shape of its episodes, and the speed of its hardware."""
+    """Return the figures measured in a past run: the sizes of its episodes, and the speed of its hardware."""
     from mcprl.checks.plan import Figure
     from mcprl.errors import NoRunError
     from mcprl.runs.past_runs import read_run

@@ -1,4 +1,4 @@
-"""`mcprl play`: do a task by hand, with the model's prompt, tools and rewards."""
+"""`mcprl play`: attempt a task by hand, with the model's prompt, tools and rewards."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Typed:
 
 
 def read_typed(line: str, tools: Mapping[str, Mapping[str, Any]], next_line: Callable[[], str]) -> Typed:
-    """Parse a line. `tools` maps tool names to schemas; `next_line` returns the next line of a block."""
+    """Parse a typed line. `tools` maps tool names to schemas; `next_line` returns the next line of a block."""
     from mcprl.records import ToolCall
 
     text = line.strip()
@@ -82,7 +82,7 @@ def _arguments(words: Sequence[str], schema: Mapping[str, Any], next_line: Calla
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            raise TypingError(f"{word!r} is not name=value; quote values that contain spaces: {name}=… or message='…'")
+            raise TypingError(f"{word!r} is not name=value: write {name}=…, or quote a value with spaces: message='…'")
         arguments[name] = _block(next_line) if value == _BLOCK else typed_value(schema, name, value)
     return arguments
 
@@ -98,7 +98,7 @@ def _calls_of_json(text: str) -> tuple[ToolCall, ...]:
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TypingError(f"that is not JSON: {error}") from error
+        raise TypingError(f"the line is not valid JSON: {error}") from error
     entries = cast("list[Any]", value) if isinstance(value, list) else [value]
     return tuple(_call_of(entry) for entry in entries)
 
@@ -117,11 +117,11 @@ def command(
     task: Annotated[str, typer.Argument(help="Id of the task; default: the first one.")] = "",
     recipe: Annotated[
         Path | None,
-        typer.Option(help="Recipe with the tasks, servers and rewards; default: the offline market of mcprl."),
+        typer.Option(help="Recipe with the tasks, servers and rewards; default: mcprl's offline market."),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Play a task yourself: see what the model sees, type calls, see the results and the reward."""
+    """Attempt a task yourself: see what the model sees, type calls, see the results and the reward."""
     from mcprl.cli.options import choose_task
     from mcprl.config import EpisodesConfig, RewardsConfig, ServersConfig, TasksConfig
     from mcprl.episodes import Environment
@@ -164,7 +164,7 @@ def _open_lease(
 ) -> Generator[tuple[BlockingPortal, ToolAccess, tuple[Tool, ...], RewardFunctions | None]]:
     """Lease the task's tools and open the reward functions on an event loop in another thread.
 
-    This thread waits for input.
+    The calling thread waits for input.
     """
     from anyio.from_thread import start_blocking_portal
 
@@ -191,7 +191,7 @@ def _open_lease(
 
 
 class _Game:
-    """One task played by one person. Text from tools and tasks is never printed as formatting."""
+    """One task played by one person. Text from tools and tasks is never interpreted as formatting."""
 
     def __init__(self, task: Task, tools: tuple[Tool, ...], environment: Environment, portal: BlockingPortal) -> None:
         self._task = task
@@ -202,7 +202,7 @@ class _Game:
 
     @property
     def _tools(self) -> dict[str, Tool]:
-        """The tools on offer. A follow-up may offer more."""
+        """The tools that the task offers now. A follow-up message may add more."""
         offered = {spec["name"] for spec in self._environment.tool_specs}
         return {tool.name: tool for tool in self._all_tools if tool.name in offered}
 
@@ -214,7 +214,7 @@ class _Game:
             for seen in result.observations:
                 style = "green" if seen.worked else "red"
                 self._say(f"{seen.server or 'mcprl'}, {1000 * seen.latency_s:.0f} ms", seen.text, style)
-            reward = f"reward of this turn {result.reward:+.3f}, so far {self._environment.reward:+.3f}"
+            reward = f"reward for this turn {result.reward:+.3f}, so far {self._environment.reward:+.3f}"
             self._console.print(Text(reward, style="dim"))
             for message in result.follow_up:
                 self._say(message["role"], message["content"], "bold")
@@ -287,7 +287,7 @@ class _Game:
                     calls = [_as_json(call.name, call.arguments) for call in solution.calls]
                     self._console.print(words("\n".join([*calls, f"answer {solution.answer}"]), "yellow"))
             case ["solution"]:
-                self._console.print(Text("this task has no solution", "yellow"))
+                self._console.print(Text("the task file contains no solution for this task", "yellow"))
             case _:
                 return False
         return True

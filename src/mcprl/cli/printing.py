@@ -39,7 +39,7 @@ def words(text: str, style: str = "") -> Text:
 
 
 def plain_table(*left: str, right: Sequence[str] = ()) -> Table:
-    """Make a table without lines: text columns that may wrap, then number columns that may not."""
+    """Make a table without borders: text columns, which may wrap, then number columns, which may not."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _facts(resume_point: ResumePoint, folder: Path) -> list[tuple[str, str]]:
-    """List what was found, verified and discarded."""
+    """List what was found and verified, and what will be discarded."""
     checkpoint, steps = resume_point.checkpoint, resume_point.config.training.steps
     lines = [("run", str(folder)), ("steps", f"{resume_point.step} of {steps} done")]
     if checkpoint is None:
@@ -53,7 +53,7 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print where the run would resume, then exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
 ) -> None:
-    """Resume a run from its newest valid checkpoint. Episodes that finished after it are not run again."""
+    """Resume a run from its newest valid checkpoint. Episodes that finished after that are not run again."""
     from mcprl.cli.console import enduring_output
     from mcprl.runs.folder import RunFolder
     from mcprl.runs.resuming import find_resume_point

@@ -37,7 +37,7 @@ _RESUMABLE = ("stopped", "failed", "interrupted")
 
 
 def next_command(run: PastRun) -> str:
-    """Return the command to run next; empty if there is none."""
+    """Return the command to run next, or an empty string if there is none."""
     if run.state.value in _RESUMABLE:
         return shlex.join(["mcprl", "resume", str(run.path)])
     if run.state.value == "finished":
@@ -58,8 +58,8 @@ def _ending(run: PastRun) -> Text | None:
 
 
 def run_list(runs: Sequence[PastRun], now: float) -> Iterator[RenderableType]:
-    """Yield a line per run. After them: why runs ended early or cannot be read, and how to resume those that can be
-    resumed."""
+    """Yield a line per run, then notes on runs that ended early, ended badly or are unreadable, then the commands to
+    resume runs."""
     yield _run_table(runs, now)
     for run in runs:
         if (ending := _ending(run)) is not None:
@@ -173,17 +173,17 @@ def _command(text: str) -> Text:
 
 
 _OUTPUTS = Path("outputs")
-_RUN_HELP = "Run folder, or a name under outputs."
+_RUN_HELP = "Folder of the run, or its name under outputs."
 
 app = Commands("List runs, or show one.")
 
 
 @app.command("list")
 def list_runs(
-    outputs: Annotated[Path, typer.Argument(metavar="OUTPUTS", help="Folder of runs.")] = _OUTPUTS,
+    outputs: Annotated[Path, typer.Argument(metavar="OUTPUTS", help="Folder that contains the runs.")] = _OUTPUTS,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs in a folder with state, steps, first and last reward, and size; newest changes first."""
+    """List the runs in a folder with state, steps, first and last reward, and size; most recently changed first."""
     with _status("reading the runs"):
         from mcprl.runs.past_runs import find_runs
 

@@ -10,7 +10,7 @@ from mcprl.cli.commands import Commands
 
 app = Commands("Serve tools over stdio, or over HTTP at /mcp. `pip install 'mcprl[market]'` adds more servers.")
 
-Http = Annotated[bool, typer.Option("--http", help="Streamable HTTP on 127.0.0.1 instead of stdio.")]
+Http = Annotated[bool, typer.Option("--http", help="Use streamable HTTP on 127.0.0.1 instead of stdio.")]
 Port = Annotated[int, typer.Option(help="Port for --http.")]
 
 

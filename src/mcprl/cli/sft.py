@@ -7,7 +7,7 @@ from mcprl.cli.train import Debug, DryRun, run_in_new_folder
 
 
 def command(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False, debug: Debug = False) -> None:
-    """Imitate what sft.data lists: solutions of tasks, demonstrations, episodes of earlier runs, or chats.
+    """Fine-tune a model on the data in sft.data: task solutions, demonstrations, episodes of earlier runs, or chats.
 
     The run has its own folder, named after the recipe with the suffix -sft. Afterwards, `mcprl train RECIPE --set
     model.adapter=FOLDER/adapter` starts from its adapter. Stopping and resuming work as for `mcprl train`.

@@ -67,7 +67,7 @@ class StageConsole:
         if self._episodes is None:
             return
         if isinstance(outcome, LostEpisode):
-            print_timed(self._console, self._started, f"lost to infrastructure, will be rerun: {outcome}")
+            print_timed(self._console, self._started, f"episode lost to infrastructure, will be rerun: {outcome}")
             return
         self._done += 1
         self._progress.update(self._bar, completed=self._done)
@@ -80,9 +80,9 @@ class StageConsole:
 
 @contextmanager
 def loading_libraries(folder: RunFolder | None = None) -> Generator[None]:
-    """Show a message while a command imports its libraries: torch takes seconds, on a busy machine a minute.
+    """Show a message while a command imports its libraries: torch takes seconds, or a minute on a busy machine.
 
-    If a signal arrives in this time, the run in `folder` is recorded as stopped.
+    If a signal arrives during this time, the run in `folder` is recorded as stopped.
     """
     with StageConsole() as console, nullcontext() if folder is None else _stopped_by_signals(folder):
         console.stage("loading libraries")

@@ -111,7 +111,7 @@ def is_perfect(trial: Trial) -> bool:
 
 
 def print_gold(console: Console, trials: Sequence[Trial], tasks: int) -> None:
-    """Print each solution that does not get the full reward, and how many solutions get it."""
+    """Print each solution that does not get the full reward, and how many solutions do."""
     wrong = [trial for trial in trials if not is_perfect(trial)]
     if wrong:
         table = plain_table("solution of", "reward", "parts", "faults")
@@ -173,7 +173,7 @@ _EXTRAS = {"generate": "market", "import": "synthesis", "synthesize": "synthesis
 
 
 class _Tasks(Group):
-    """Names the extra of a command that is not installed."""
+    """A command group that names the extra to install for a missing command."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
@@ -195,7 +195,7 @@ def validate_tasks(
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            "--against", metavar="FILE", help="File that must have no tasks in common with this one. May be repeated."
+            "--against", metavar="FILE", help="File that must not share tasks with the checked one. May be repeated."
         ),
     ] = None,
     servers: Annotated[
@@ -210,7 +210,7 @@ def validate_tasks(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a task file for unknown tools, drifted calls, impossible checks, duplicates and leaks.
+    """Check a task file for unknown tools, outdated recorded calls, impossible checks, duplicates and leaks.
 
     Exits with status 1 if problems are found.
     """
@@ -272,7 +272,7 @@ def _load(recipe: Path | None, servers: Path | None) -> RunConfig | None:
 async def _ask_servers(
     tasks: Sequence[Task], servers: Path | None, config: RunConfig | None, *, gold: bool
 ) -> tuple[tuple[Tool, ...], tuple[Trial, ...]]:
-    """Return the servers' tools and, with `gold`, the trials of the solutions, each in the world of its task."""
+    """Return the servers' tools and, with `gold`, the result of running each solution in the world of its task."""
     from functools import partial
 
     from mcprl.cli.options import shown_opening

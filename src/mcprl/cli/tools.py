@@ -69,9 +69,9 @@ _PARTICULARS = {
     "retries": "retries of failed calls",
     "cached": "results from the cache",
     "replayed": "results from a cassette",
-    "missing": "calls of replayed tools that have no recording",
+    "missing": "unrecorded calls to replayed tools",
     "shared": "results shared with an identical concurrent call",
-    "truncated": "results truncated",
+    "truncated": "truncated results",
 }
 
 
@@ -157,7 +157,7 @@ def observation_details(seen: Observation) -> Text:
     details = [seen.server or "no server", f"{1000 * seen.latency_s:,.0f} ms", seen.source.value]
     details.append(f"{seen.attempts} attempt{'s' if seen.attempts > 1 else ''}")
     if seen.truncated:
-        details.append("cut")
+        details.append("truncated")
     if seen.fault is not None:
         details.append("an error")
     return words(" · ".join(details), "dim")
@@ -207,14 +207,14 @@ def call_tool(
 def show_stats(
     run: Annotated[Path, typer.Argument(help="Folder of a run, such as outputs/NAME.", show_default=False)],
 ) -> None:
-    """Print the calls of a run by server and tool: faults, failures, retries, cached results and latencies."""
+    """Print statistics of a run's calls by server and tool: faults, failures, retries, cached results, latencies."""
     from mcprl.tools.stats import read_stats
 
     print_tool_stats(Console(highlight=False), read_stats(run))
 
 
 def _load(recipe: Path, overrides: list[str] | None) -> ServersConfig:
-    """Load the servers of a recipe, without replicas."""
+    """Load the server settings of a recipe, with a single replica of each server."""
     from mcprl.recipe import load_recipe
 
     servers = load_recipe(recipe, overrides or []).servers
@@ -247,7 +247,7 @@ def _parse_arguments(pairs: list[str]) -> dict[str, str]:
 
 
 async def _call(servers: ServersConfig, name: str, texts: dict[str, str]) -> tuple[Observation, tuple[Alias, ...]]:
-    """Make a call. Return the observation and, if names in the call were refused, aliases that would accept them."""
+    """Make a call. Return the observation and, if names in the call were refused, aliases that would fix them."""
     from mcprl.config import ServerSettings
     from mcprl.records import ToolCall
     from mcprl.tasks.validation import check_call

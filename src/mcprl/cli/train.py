@@ -21,7 +21,7 @@ Debug = Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)]
 def command(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False, debug: Debug = False) -> None:
     """Train a model with a recipe; the run's folder holds the adapter, the metrics and every trajectory.
 
-    Ctrl-C or SIGTERM stops the run so that `mcprl resume` can continue it; a second one stops it at once.
+    Ctrl-C or SIGTERM stops the run so that `mcprl resume` can continue it; a second signal stops it at once.
     """
     from mcprl.recipe import load_recipe
 
@@ -50,7 +50,7 @@ def run_in_new_folder(config: RunConfig, *, dry_run: bool, debug: bool) -> None:
 
 
 def _why_numbered(folder: Path, name: str) -> str:
-    """Return why the folder's name is not just the name of the run."""
+    """Explain why the folder's name differs from the run's name; empty if it does not."""
     from mcprl.runs.folder import lock_holder
 
     first = folder.with_name(name)

@@ -42,7 +42,7 @@ def print_transcript(
 ) -> None:
     """Print the task, then each turn with its calls and results, then the reward and its parts.
 
-    Without timings, the same episode prints the same text.
+    Without timings, an episode always prints the same text.
     """
     console = console or Console(highlight=False)
     title = words(f"task {task.id}, episode {trajectory.member}")
@@ -64,7 +64,7 @@ def print_transcript(
             ("reward ", "dim"),
             (f"{trajectory.reward:+.3f}", "bold"),
             (f"  {trajectory.stop.value}  {json.dumps(parts)}", "dim"),
-            (f"  {sampled} sampled of {read + sampled} tokens", "dim"),
+            (f"  {sampled} of {read + sampled} tokens sampled", "dim"),
         )
     )
     console.print()
@@ -92,7 +92,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     body: Body = None,
     overrides: Overrides = None,
 ) -> None:
-    """Let the model play a task and print the conversation: its text, its calls, the tools' results."""
+    """Let the model attempt a task and print the conversation: the model's text and calls, and the tools' results."""
     import asyncio
 
     from mcprl.cli.options import choose_task
@@ -103,7 +103,7 @@ def command(  # noqa: PLR0913 - each is an option of the command line
     player = endpoint_settings(endpoint, model, key_env, price, max_usd, per_minute, body)
     if (player is None) != (model is None) or (player is not None and adapter is not None):
         raise BadValueError(
-            "--model is the name of a model at an endpoint", fix="give --endpoint and --model, without --adapter"
+            "--model needs --endpoint and excludes --adapter", fix="give --endpoint and --model, without --adapter"
         )
     config = load_recipe(recipe, [*(overrides or []), *adapter_settings(adapter)])
     check_base_model(adapter, config.model.path)
@@ -124,5 +124,5 @@ async def _play(
     request = Request(config=config, suite=suite, episodes=episodes, adapter=adapter, endpoint=player)
     with temporary_logs() as logs, StageConsole() as console:
         async with open_runner(request, [task], console, logs) as (runner, _, _, _):
-            console.stage(f"running {episodes} episode{'s' if episodes > 1 else ''} of {task.id}")
+            console.stage(f"running {episodes} episode{'s' if episodes > 1 else ''} of task {task.id}")
             return await run_all(runner.run(task, step=0, member=n, attempt=0) for n in range(episodes))

@@ -28,7 +28,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A turn of the assistant, and the messages that follow it.
+    """An assistant turn, and the messages that follow it.
 
     Exchange(text="", calls=(ToolCall(name="find_person", arguments={"name": "Ana"}),),
              then=({"role": "tool", "name": "find_person", "content": "Ana: Lima"},))
@@ -50,8 +50,8 @@ class RecordedChat:
 def read_chat(messages: Sequence[Mapping[str, Any]], *, joins_calls: bool, with_text: bool) -> RecordedChat:
     """Read the messages of a chat. Raises BadValueError if they are not a chat that a policy could have had.
 
-    Thoughts are left out, and without `with_text` also the text in turns with calls. Without `joins_calls`, each call
-    of a turn becomes a separate turn, followed by its result.
+    Thoughts are left out. Without `with_text`, so is the text of turns that have calls. Without `joins_calls`, each
+    call of a turn becomes a separate turn, followed by its result.
     """
     starts = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     if not starts:
@@ -61,7 +61,7 @@ def read_chat(messages: Sequence[Mapping[str, Any]], *, joins_calls: bool, with_
         calls = _calls(messages[start])
         then = _following(messages[start + 1 : end], messages[start])
         if not then and end != len(messages):
-            raise _unusable("two assistant messages come one after the other")
+            raise _unusable("there are two assistant messages in a row")
         text = prose_of(messages[start])
         if not text and not calls:
             raise _unusable("an assistant message is empty")
@@ -130,7 +130,7 @@ def _tool(entry: Mapping[str, Any]) -> _Face:
     name: object = fields.get("name")
     parameters: object = fields.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(name, str) or not isinstance(parameters, Mapping):
-        raise _unusable("one of its tools has no name, or its parameters are not an object")
+        raise _unusable("one of its tools has no name, or has parameters that are not an object")
     return _Face(name, str(fields.get("description") or ""), cast("Mapping[str, Any]", parameters))
 
 
@@ -143,7 +143,7 @@ def _calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 
 
 def _following(messages: Sequence[Mapping[str, Any]], turn: Mapping[str, Any]) -> tuple[Message, ...]:
-    """Convert the messages after an assistant's turn. Results get the name of their tool from its calls."""
+    """Convert the messages after an assistant turn. A result without a tool name gets it from the turn's calls."""
     calls = calls_in(turn)
     by_id, in_order = {call.id: call.name for call in calls}, [call.name for call in calls]
     found: list[Message] = []
@@ -168,7 +168,7 @@ def _split(exchange: Exchange, joins_calls: bool) -> list[Exchange]:
     results = [message for message in exchange.then if message["role"] == "tool"]
     rest = tuple(message for message in exchange.then if message["role"] != "tool")
     if len(results) != len(exchange.calls):
-        raise _unusable(f"a turn has {len(exchange.calls)} calls and {len(results)} results")
+        raise _unusable(f"a turn has {len(exchange.calls)} calls, but {len(results)} results")
     last = len(results) - 1
     return [
         Exchange(

@@ -1,10 +1,10 @@
-"""Collects complete groups. All members of all tasks run concurrently, up to a limit, and lost episodes run again.
+"""Collects complete groups of episodes. Episodes of all tasks run concurrently, up to a limit; lost ones run again.
 
-A group is returned only when it has all its members. An attempt that fails because of the infrastructure leaves only a
+A group is returned only once it is complete. An attempt that fails because of the infrastructure leaves only a
 `LostEpisode`: it does not count as a reward of 0, and the group does not become smaller. If an episode is lost
 MAX_ATTEMPTS times, the run stops.
-An episode counts as finished once it is in the journal. Episodes in the journal are not run again. If there are reward
-functions per group, the episodes of a complete group are journaled again, with their final rewards.
+An episode counts as finished once it is in the journal. Episodes in the journal are not run again. With per-group
+reward functions, a complete group's episodes are written to the journal again, with their final rewards.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def episode_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]
 
 
 def _own_s(trajectory: Trajectory) -> float:
-    """Return the time of an episode without its tool calls. The calls of a turn run in parallel."""
+    """Return how long an episode took without its tool calls. The calls of a turn run in parallel."""
     waits = (max((seen.latency_s for seen in turn.observations), default=0.0) for turn in trajectory.turns)
     return trajectory.duration_s - sum(waits)
 
@@ -138,16 +138,16 @@ class Journal(Protocol):
     """Stores finished episodes."""
 
     async def add(self, trajectory: Trajectory, *, instead: bool = False) -> None:
-        """Store an episode, or with `instead` another version of it. It is durable when this returns."""
+        """Store an episode. With `instead`, replace its stored version. It is durable when this returns."""
         ...
 
     def finished(self, step: int) -> Mapping[tuple[str, int], Trajectory]:
-        """Return the stored episodes of a step by task and member, in the order in which they finished."""
+        """Return the stored episodes of a step, keyed by task and member, in the order in which they finished."""
         ...
 
 
 class GradesGroups(Protocol):
-    """The reward functions of a recipe, for complete groups. Without `of_groups`, there is nothing to grade."""
+    """Grades complete groups with the per-group reward functions of a recipe (`of_groups`), if there are any."""
 
     @property
     def of_groups(self) -> Sequence[str]: ...
@@ -198,7 +198,7 @@ class Collector:
         await self._none_alive.wait()
 
     async def _collect_group(self, task: Task, step: int, kept: Sequence[Trajectory], on_finished: OnFinished) -> Group:
-        """Collect all members of one task: those in the journal, and the others by running them now."""
+        """Collect all episodes of one task: take those in the journal, and run the others now."""
         done, lost = {trajectory.member: trajectory for trajectory in kept}, list[LostEpisode]()
         for trajectory in kept:
             on_finished(trajectory)
@@ -215,7 +215,7 @@ class Collector:
         return Group(task=task, trajectories=trajectories, lost=tuple(lost))
 
     async def _graded(self, task: Task, trajectories: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
-        """Add the parts of functions per group, unless the journal has them."""
+        """Add the reward parts of the per-group functions, unless the journal has them."""
         functions = self._functions
         if functions is None or all(t.reward_parts.keys() >= {*functions.of_groups} for t in trajectories):
             return trajectories

@@ -1,9 +1,9 @@
 """Demonstrations: solutions of tasks, or recorded conversations, run as episodes for the policy to imitate.
 
 A demonstration is a trajectory like any other, produced by the same loop with the same prompt, tools, grammar and
-limits. But its turns are not sampled: each turn comes from a script and is encoded as tokens of the policy. An agent
-gets these turns as the answers to its requests, so its demonstrations have its own prompts. No errors are injected. The
-logprobs have no meaning. A demonstration that does not solve its task is rejected.
+limits. But its turns are not sampled: each turn comes from a script and is encoded as the policy's tokens. An agent
+gets these turns as the responses to its requests, so the demonstrations have the agent's own prompts. No errors are
+injected. The logprobs have no meaning. A demonstration that does not solve its task is rejected.
 
 `play` and `play_gold` run solutions without a model: only the environment is used, and there are no tokens.
 """
@@ -41,7 +41,7 @@ Script = Sequence[tuple[str, Sequence[ToolCall]]]
 
 
 def script_of(task: Task) -> Script:
-    """Return the solution of a task: for each user message its calls, one per turn, and its answer."""
+    """Return a task's solution as a script: for each user message, the calls, one per turn, and then the answer."""
     return [turn for solution in task.solutions for turn in _script_of(solution)]
 
 
@@ -96,9 +96,9 @@ async def play(
     episodes: EpisodesConfig = _EPISODES,
     functions: Functions | None = None,
 ) -> Trial:
-    """Run an episode of these calls, one per turn, and this answer. Follow-ups get the task's own solution.
+    """Run an episode that makes these calls, one per turn, then answers. Follow-ups get the task's own solution.
 
-    Without a judge, rubrics are ignored; without `functions`, reward functions.
+    Rubrics are ignored without a judge, and reward functions are ignored without `functions`.
     """
     probed = None if functions is None else rewards
     async with lease_for(task, toolbox, lives_s=episodes.deadline_s, rewards=probed) as access:
@@ -143,7 +143,7 @@ def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
     solutions = [(task, task.solutions) for task in tasks if task.solution is not None]
     if not solutions:
         raise BadValueError(
-            f"algorithm.warm_start.weight is {weight:g}, but 0 of the {len(tasks)} tasks have a solution",
+            f"algorithm.warm_start.weight is {weight:g}, but none of the {len(tasks)} tasks has a solution",
             fix="give tasks a solution (calls and an answer), or set algorithm.warm_start.weight to 0",
         )
     for task, parts in solutions:
@@ -159,7 +159,7 @@ def require_solutions(tasks: Sequence[Task], config: RunConfig) -> int:
 
 
 class Demonstrator:
-    """Runs the solutions of tasks as token sequences of one model.
+    """Runs the solutions of tasks as episodes, encoded in the tokens of one model.
 
     demonstrator = Demonstrator(config, chat=chat, leases=toolbox, preamble=preamble, grammars=None)
     trajectories = await demonstrator.play(tasks, 0)    # one for each task that has a solution
@@ -255,7 +255,7 @@ class _Speaker:
 
 def _require_success(task: Task, trajectory: Trajectory, what: str, max_turns: int) -> None:
     """Raise if a demonstration was cut short or does not solve its task."""
-    cut = [place for place, turn in enumerate(trajectory.turns) if turn.finish is FinishReason.LENGTH]
+    cut = [place for place, turn in enumerate(trajectory.turns, 1) if turn.finish is FinishReason.LENGTH]
     if cut:
         raise BadValueError(
             f"turn {cut[0]} of {what} exceeds sampling.max_tokens or model.context_tokens",
@@ -272,7 +272,7 @@ def _require_success(task: Task, trajectory: Trajectory, what: str, max_turns: i
         parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.reward_parts.items())
         raise TaskFileError(
             f"{what} does not solve the task ({parts})"
-            + (f"; {refused[0].tool} answered: {refused[0].text[:200]}" if refused else ""),
+            + (f"; {refused[0].tool} returned: {refused[0].text[:200]}" if refused else ""),
             fix="correct the solution or the goal: `mcprl tasks validate --gold` runs solutions without a model",
         )
 

@@ -1,4 +1,4 @@
-"""Asks OpenAI-compatible chat endpoints: retries, rate limit, and a spending cap that cannot be exceeded.
+"""A client of OpenAI-compatible chat endpoints, with retries, a rate limit and a spending cap.
 
 The judge, simulated users and `mcprl eval --endpoint` use it.
 """
@@ -35,7 +35,7 @@ class EndpointSettings:
     EndpointSettings(url="https://api.openai.com/v1", model="gpt-5", price=(1.25, 10.0), max_usd=2.0, per_minute=500,
                      body={"max_tokens": None, "max_completion_tokens": 2000})
 
-    `price` is USD per million tokens of prompts and of completions. The key is in the variable `key_env`.
+    `price`: USD per million prompt tokens and per million completion tokens. `key_env`: the variable with the API key.
     """
 
     url: str
@@ -52,7 +52,7 @@ class EndpointSettings:
 
 
 class SettingNames(NamedTuple):
-    """Names of an endpoint and its settings, for errors: SettingNames("the judge", "rewards.judge.url", …)."""
+    """How errors name an endpoint and its settings: SettingNames("the judge", "rewards.judge.url", …)."""
 
     who: str
     url: str
@@ -65,8 +65,8 @@ class EndpointUse:
     """The requests to an endpoint so far: EndpointUse(requests=40, prompt_tokens=31_000, completion_tokens=2_100,
     usd=0.06).
 
-    `requests` includes those that failed. `usd` is None without prices. A request whose answer was lost counts with
-    its maximum cost.
+    `requests` includes those that failed. `usd` is None without prices. If the response to a request was lost, its
+    maximum cost counts.
     """
 
     requests: int = 0
@@ -76,7 +76,7 @@ class EndpointUse:
 
 
 class Usage(BaseModel):
-    """The token counts of an answer."""
+    """The token counts of a response."""
 
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
@@ -87,7 +87,7 @@ class _Billed(BaseModel):
 
 
 class Spending:
-    """Counts tokens and money. Each request reserves the most that it can cost, so the cap is never exceeded."""
+    """Counts tokens and costs. Each request reserves the most that it can cost, so the cap is never exceeded."""
 
     def __init__(self, price: tuple[float, float] | None, max_usd: float | None, *, setting: str = "--max-usd") -> None:
         self.use = EndpointUse(usd=None if price is None else 0.0)
@@ -98,7 +98,7 @@ class Spending:
         self._settled = asyncio.Event()
 
     async def reserve(self, content: bytes, max_tokens: int | None) -> float:
-        """Reserve the maximum cost of a request, and return it. If the rest of the cap is too small, wait for running
+        """Reserve the maximum cost of a request, and return it. If too little of the cap is left, wait for running
         requests, which may cost less than they reserved."""
         most = self._usd(len(content), max_tokens or 0)  # a token is at least one byte
         if self._max_usd is None:
@@ -108,7 +108,7 @@ class Spending:
         while (spent := self.use.usd or 0.0) + sum(self._reserved) + most > self._max_usd:
             if not self._reserved:
                 raise BudgetExceededError(
-                    f"the next request may cost ${most:.4f}, and ${spent:.4f} of ${self._max_usd:g} has been spent",
+                    f"the next request may cost ${most:.4f}, but ${spent:.4f} of ${self._max_usd:g} is already spent",
                     fix=f"raise {self._setting}, or run fewer tasks",
                 )
             self._settled.clear()
@@ -117,7 +117,7 @@ class Spending:
         return most
 
     def settle(self, reserved: float, cost: float | None) -> None:
-        """Replace a reservation with the cost. None: the answer was lost, so the reservation stays."""
+        """Replace a reservation with the actual cost. None: the response was lost, so the reserved amount counts."""
         if self._max_usd is not None:
             self._reserved.remove(reserved)
         if self.use.usd is not None:
@@ -125,7 +125,7 @@ class Spending:
         self._settled.set()
 
     def cost_of(self, response: httpx2.Response) -> float | None:
-        """Count the tokens of an answer, and return its cost. Rejected requests cost nothing."""
+        """Count the tokens of a response, and return its cost. Rejected requests cost nothing."""
         if not response.is_success:
             return 0.0
         try:
@@ -141,8 +141,8 @@ class Spending:
 
 
 class ChatEndpoint:
-    """A client of one endpoint, open while its context is entered. `fail` creates the error to raise if the endpoint
-    fails."""
+    """A client of one endpoint, to be used as an async context manager. If the endpoint fails, an error of the class
+    `fail` is raised."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class ChatEndpoint:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadValueError(
-                f"{names.url} is {url!r}, which is not a URL", fix="write one like http://127.0.0.1:8000/v1"
+                f"{names.url} is {url!r}, which is not a URL", fix="write a URL such as http://127.0.0.1:8000/v1"
             )
         self.host = parts.hostname
         self._url = f"{url.rstrip('/')}/chat/completions"
@@ -184,10 +184,10 @@ class ChatEndpoint:
         return self._spending.use
 
     async def ask(self, body: Mapping[str, Any], *, waits_s: Sequence[float], longest_wait_s: float) -> httpx2.Response:
-        """Return the answer to a request, which may be a rejection. Retries after overload, failures and broken
-        connections.
+        """Send a request and return the response, which may be a rejection. Retries after overload, failures and
+        broken connections.
 
-        After 429 or 503, no request of this client is sent for as long as the endpoint asks.
+        After 429 or 503, this client sends no requests for as long as the endpoint asks.
         """
         # A policy can write half of a surrogate pair, which UTF-8 cannot encode.
         content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
@@ -213,13 +213,13 @@ class ChatEndpoint:
         raise AssertionError("the last attempt returns or raises")
 
     def refusal(self, response: httpx2.Response) -> BadValueError:
-        """Return the error for an answer that is not a success."""
+        """Return the error for an unsuccessful response."""
         what = f"{self._names.who} at {self._url} answered with {response.status_code}: {_excerpt(response.text)}"
         if response.status_code in (401, 403):
             return BadValueError(
                 what, fix=f"correct the key in the environment variable that {self._names.key_env} names"
             )
-        return BadValueError(what, fix=f"correct {self._names.url} and {self._names.model}")
+        return BadValueError(what, fix=f"correct {self._names.url} or {self._names.model}")
 
     async def _send(self, content: bytes, max_tokens: int | None) -> httpx2.Response:
         if self._client is None:
@@ -245,7 +245,7 @@ def _excerpt(text: str) -> str:
 
 
 def authorization(names: SettingNames, variable: str | None, keys: Mapping[str, str], url: str = "") -> dict[str, str]:
-    """Return the header with the key in `variable`. An endpoint on this machine (`url`) needs no key."""
+    """Return the header with the API key from `variable`. If `url` is on this machine, the key may be missing."""
     if variable is None:
         return {}
     key = keys.get(variable, "").strip()

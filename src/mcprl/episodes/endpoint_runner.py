@@ -47,7 +47,7 @@ class _Reply(BaseModel):
 
 
 def make_client(settings: EndpointSettings, keys: Mapping[str, str], names: SettingNames = _NAMES) -> ChatEndpoint:
-    """Return the client of the endpoint, with its key from `keys`."""
+    """Return a client of the endpoint. The API key is looked up in `keys`."""
     return ChatEndpoint(
         settings.url,
         names=names,
@@ -59,7 +59,7 @@ def make_client(settings: EndpointSettings, keys: Mapping[str, str], names: Sett
 
 
 class EndpointRunner(EpisodeLoop):
-    """Runs episodes with the model of an endpoint. `client` is open."""
+    """Runs episodes with the model behind an endpoint. `client` must be open."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class EndpointRunner(EpisodeLoop):
         if reply is None or reply.usage.prompt_tokens + reply.usage.completion_tokens > most:
             if episode.task.must_fit and not environment.turns:
                 raise BadValueError(
-                    f"the prompt of task {episode.task.id} with the first turn is longer than the context"
+                    f"the prompt of task {episode.task.id} and its first turn do not fit into the context"
                     + ("" if reply else f": {' '.join(response.text.split())[:200]}"),
                     fix="raise model.context_tokens, lower sampling.max_tokens, or offer fewer tools",
                 )
@@ -112,7 +112,7 @@ class EndpointRunner(EpisodeLoop):
         return True
 
     def _tokens_of(self, episode: LiveEpisode, turns: int) -> dict[str, Any]:
-        """Count each token once, as for other models: the last prompt holds the conversation, with earlier turns."""
+        """Count each token once, as for other models: the last prompt contains the conversation so far."""
         kept = episode.usages[:turns]
         sampled = sum(completion for _, completion in kept)
         read = kept[-1][0] - (sampled - kept[-1][1]) if kept else 0
@@ -136,12 +136,12 @@ class EndpointRunner(EpisodeLoop):
 
 
 def read_reply(response: httpx2.Response) -> _Reply:
-    """Return the message and the usage in the answer of an endpoint."""
+    """Return the message and the token usage in an endpoint's response."""
     try:
         return _Reply.model_validate_json(response.content)
     except ValidationError as error:
         raise SamplerLostError(
-            "the endpoint's answer is not a chat completion with its token usage",
+            "the endpoint's response is not a chat completion that reports its token usage",
             fix="set --endpoint to an OpenAI-compatible endpoint that reports usage, such as http://127.0.0.1:8000/v1",
         ) from error
 
@@ -173,7 +173,7 @@ def _action(episode: LiveEpisode, choice: _Choice, turn: int) -> Action:
 
 
 def _as_sent(call: WrittenCall, original: Any, new_id: str) -> dict[str, Any]:
-    """Return a call for the history. One that endpoints refuse is made readable; its result says the problem."""
+    """Return a call for the history. If endpoints would reject it, it is corrected; its result states the problem."""
     if call.problem is None and call.id is not None and isinstance(original, dict):
         return cast("dict[str, Any]", original)
     arguments = json.dumps({} if call.arguments is None else dict(call.arguments))

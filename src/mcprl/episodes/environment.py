@@ -2,9 +2,9 @@
 
 `step(action)` returns the observations, the reward of the turn, the reward parts so far, and the stop reason if the
 episode is over. The calls of one turn run in parallel, unless the task sets `calls_in_order`. A turn without a call is
-the answer: it ends the episode, unless the task has a follow-up or a simulated user replies. A fault of the policy is
-an observation; a fault of the infrastructure is raised and never scored. When the episode stops, the environment checks
-the state of the servers with tool calls, and a judge grades the answer, if the goal asks for that.
+the answer: it ends the episode, unless the task has a follow-up or a simulated user replies. A policy fault becomes an
+observation; an infrastructure fault is raised and never scored. When the episode stops, the environment checks the
+state of the servers with tool calls, and a judge grades the answer, if the goal asks for this.
 """
 
 from __future__ import annotations
@@ -86,23 +86,23 @@ class ToolAccess(Protocol):
         without: Collection[str] = (),
         instead: Callable[[str], Observation | None] | None = None,
     ) -> Observation:
-        """Make a call of the policy. For this call, the tools in `without` do not exist.
+        """Make a call for the policy. For this call, the tools in `without` do not exist.
 
         If the call is valid, `instead(tool name)` may return an observation, which is used instead of making the call.
         """
         ...
 
     async def probe(self, call: ToolCall) -> Observation:
-        """Make a call of the environment itself. It may use tools that are hidden from the policy."""
+        """Make a call for the environment itself. It may use tools that are hidden from the policy."""
         ...
 
 
 Graded = Mapping[str, float | Sequence[float]]
-"""What the judge and the reward functions say about an episode; a sequence has one value per turn."""
+"""The values from the judge and the reward functions for an episode; a sequence has one value per turn."""
 
 
 class Grader(Protocol):
-    """Grades the answer to a task by its rubric. Grades are between 0 and 1."""
+    """Grades an answer by the rubric of its task. Grades are between 0 and 1."""
 
     async def grade(self, task: Task, answer: str) -> float: ...
 
@@ -151,10 +151,10 @@ class StepResult:
 
 
 class Environment:
-    """The environment of one episode. Use it once. A rubric is scored only with a judge; reward functions and the
-    task's check only with `functions`, which a simulated user needs too.
+    """The environment of one episode. Use it once.
 
-    `max_turns` is the limit per user message.
+    A rubric is scored only if there is a `judge`. Reward functions, a task's check and a simulated user need
+    `functions`. `max_turns` is the limit per user message.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Environment:
         if (task.goal.check is not None or task.user is not None) and functions is None:
             raise BadValueError(
                 f"task {task.id} needs {own}, which cannot be run here",
-                fix="open reward functions with this task (mcprl.episodes.reward_functions.open_functions)",
+                fix="pass functions that were opened with this task (mcprl.episodes.reward_functions.open_functions)",
             )
         self._injection = injection
         self._follow_ups = list(task.follow_ups)
@@ -229,7 +229,7 @@ class Environment:
         return replace(result, follow_up=turn.follow_up)
 
     async def call(self, call: ToolCall, *, turn: int, index: int) -> Observation:
-        """Make one call of the policy, which is call `index` of a turn."""
+        """Make one call for the policy, which is call `index` of a turn."""
         injection = self._injection
         instead = None if injection is None else partial(injection.failure_of, turn=turn, index=index)
         return await self._access.call(call, without=self._later_tools(), instead=instead)
@@ -262,7 +262,7 @@ class Environment:
         return tuple([await call for call in made]) if self._task.calls_in_order else await run_all(made)
 
     async def _follow_up(self, action: Action, turn: Turn) -> tuple[Message, ...]:
-        """Return what the user says to an answer; nothing, if the conversation is over."""
+        """Return the user's messages after an answer; none if the conversation is over."""
         if self._follow_ups:
             return self._with_new_tools(self._follow_ups.pop(0))
         user = self._task.user
@@ -310,7 +310,7 @@ class Environment:
         return StepResult(observations=turn.observations, reward=gained, stop=stop, parts=self._parts)
 
     def _spread(self, per_turn: Mapping[str, Sequence[float]]) -> None:
-        """Move to each turn what its values of functions per turn add to the reward. The sum stays the same."""
+        """Credit each turn with what its per-turn values add to the reward. The sum over all turns stays the same."""
         if not per_turn:
             return
         before = 0.0
@@ -334,7 +334,7 @@ class Environment:
         return score(self._task.goal, turns, answer, stop, weights=self._rewards, state=state, graded=known)
 
     def _graded_parts(self) -> list[str]:
-        """Return the names of the parts that are known only at the end, or in a complete group, and 0 until then."""
+        """Return the parts that are known only when the episode or its group is complete, and are 0 until then."""
         functions = () if self._functions is None else self._functions.names
         check = () if self._task.goal.check is None else ("check",)
         return [*(() if self._judge is None else ("rubric",)), *check, *functions]
@@ -352,7 +352,7 @@ class Environment:
         return seen.worked and all(meets(text, seen.text) for text in wanted.texts)
 
     async def _grade(self, turns: Sequence[Turn], answer: str | None, stop: StopReason, state: float | None) -> Graded:
-        """Return what the judge and the reward functions say at the end of the episode."""
+        """Return the values from the judge and the reward functions at the end of the episode."""
         graded: dict[str, float] = {}
         if self._judge is not None:
             is_given = answer is not None and bool(answer.strip())
@@ -412,11 +412,11 @@ def require_tools(tasks: Sequence[Task], catalog: Catalog) -> None:
 
 
 def require_users(tasks: Sequence[Task], config: TasksConfig) -> None:
-    """Raise if a task needs a model to play its user, and there is none."""
+    """Raise if a task needs a model that plays its user, and none is configured."""
     for task in tasks:
         if task.user is not None and task.user.instructions is not None and config.user is None:
             raise BadValueError(
-                f"task {task.id} has a user with instructions, but no model plays it",
+                f"task {task.id} has a user with instructions, but no model to play users is configured",
                 fix="set tasks.user in the recipe, or give the task a user that is a function",
             )
 
@@ -429,7 +429,7 @@ def require_grammar(tasks: Sequence[Task], catalog: Catalog, grammars: TurnGramm
 
 
 def require_worlds(tasks: Sequence[Task], toolbox: Toolbox) -> None:
-    """Raise if a task was generated for a different offline world than its servers serve."""
+    """Raise if a task was generated for another offline world than the one that its servers provide."""
     versions = {server: version for server, (version, _) in toolbox.definitions.items()}
     for task in tasks:
         if task.world is None:

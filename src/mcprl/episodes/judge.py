@@ -160,7 +160,7 @@ def _read_verdict(response: httpx2.Response) -> _Verdict:
         choice = _Reply.model_validate_json(response.content).choices[0]
     except ValidationError as error:
         raise JudgeError(
-            "the answer of the judge's endpoint is not a chat completion",
+            "the judge endpoint's response is not a chat completion",
             fix="set rewards.judge.url to an OpenAI-compatible endpoint",
         ) from error
     content = choice.message.content.strip()

@@ -77,7 +77,7 @@ class Reproduction:
         self._one_at_a_time = asyncio.Lock()
 
     def note(self, turn: Turn) -> None:
-        """Remember calls of a turn that worked. They are used later to check that a server works."""
+        """Remember which calls of a turn worked. They are used later to check that a server works."""
         for call, seen in zip(turn.calls, turn.observations, strict=True):
             known = self._known.setdefault(call.name, deque(maxlen=_KNOWN_CALLS))
             if seen.server is not None and seen.source is Source.LIVE and call not in known:
@@ -108,7 +108,7 @@ class Reproduction:
         return True
 
     def _control(self, suspects: Sequence[ToolCall], *, died: bool) -> ToolCall | None:
-        """Return a call that worked before: of the same tool with other arguments, or of any tool if the server died.
+        """Return a call that worked before: to the same tool with other arguments, or to any tool if the server died.
 
         If the server did not die, other tools prove nothing: this tool's backend may be down, and other tools may not
         use it.
@@ -194,8 +194,8 @@ class LiveEpisode:
     """A running episode. `played_s` and `played_tokens` count finished turns only. `grammars` has each grammar with
     its first turn.
 
-    Without token ids, because an endpoint plays it, it has `messages` and, per request, what the endpoint counted:
-    (tokens of the prompt, sampled tokens).
+    If an endpoint plays it, there are no token ids, but there are `messages`. `usages` then has what the endpoint
+    counted for each request: (tokens of the prompt, sampled tokens).
     """
 
     task: Task
@@ -228,14 +228,14 @@ async def lease_for(
             seen = await access.probe(call)
             if not seen.worked:
                 raise BadValueError(
-                    f"the setup of task {task.id} failed: {call.name} answered: {seen.text}",
+                    f"the setup of task {task.id} failed: {call.name} returned: {seen.text}",
                     fix="correct the task's setup, or use the servers for which the setup was written",
                 )
         yield access
 
 
 class EpisodeLoop(ABC):
-    """Runs episodes: tools, turns, limits and rewards. Subclasses get a turn from a model. It does not know groups."""
+    """Runs single episodes, with their tools, turns, limits and rewards. Subclasses get each turn from a model."""
 
     live: type[LiveEpisode] = LiveEpisode
 
@@ -268,7 +268,7 @@ class EpisodeLoop(ABC):
         except InfrastructureError as error:
             stop = await self._end_by_fault(episode, task, error)
         except UserCodeError as error:
-            raise UserCodeError(f"{error.what}, in episode {member} of step {step + 1}", fix=error.fix) from error
+            raise UserCodeError(f"{error.what}, in episode {member}, step {step + 1}", fix=error.fix) from error
         environment, functions = episode.environment, self._functions
         assert environment is not None
         # A record without a part waits for its group.
@@ -295,7 +295,7 @@ class EpisodeLoop(ABC):
 
     @abstractmethod
     async def _add_prompt(self, episode: LiveEpisode, environment: Environment) -> bool:
-        """Begin the conversation. Return whether a turn fits after it."""
+        """Begin the conversation. Return whether a turn fits after the prompt."""
 
     @abstractmethod
     async def _act(self, episode: LiveEpisode, environment: Environment) -> Action | None:
@@ -369,7 +369,7 @@ class EpisodeLoop(ABC):
         deadline_s = self._config.episodes.deadline_s
         late = EpisodeDeadlineError(
             f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, of which it spent "
-            f"{deadline_s - episode.played_s:.3g} s waiting for a single answer",
+            f"{deadline_s - episode.played_s:.3g} s waiting for the sampler or a tool server",
             fix="find out whether a tool server or the sampler is slow, or raise episodes.deadline_s",
         )
         await end_at_deadline(episode.environment, played_s=episode.played_s, deadline_s=deadline_s, late=late)
@@ -500,7 +500,7 @@ def action_of(parsed: ParsedTurn, completion: Completion) -> Action:
 
 
 def _as_it_went(task: Task, turns: Sequence[Turn]) -> Task:
-    """Return the task with what its simulated user said in these turns, so that it need not be asked again."""
+    """Return the task with the user's replies in these turns as follow-ups, so that the user is not asked again."""
     if task.user is None:
         return task
     said = tuple(FollowUp(messages=turn.follow_up) for turn in turns if turn.follow_up)

@@ -1,7 +1,7 @@
-"""The worker process of episodes on Ray: an async actor that runs episodes and sends requests to the driver.
+"""A Ray worker, which is an async actor that runs episodes and sends requests to the driver.
 
-The sampler and the limits of the tool servers are in the driver, because all workers share them. Ray cannot call a
-driver. So the driver fetches the workers' requests and responds in batches: a thousand episodes cost few calls.
+The sampler and the limits of the tool servers are in the driver, because all workers share them. With Ray, an actor
+cannot call the driver. So the driver fetches requests and responds in batches: a thousand episodes need few calls.
 
     driver                                  worker
     run_episode(task, step, member, ...) →  runs the episode, and meanwhile:
@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The caller of a request was cancelled. It needs no response, and releases anything that the request acquired."""
+    """The caller of a request was cancelled and needs no response. The driver stops the request or frees its place."""
 
     id: int
 
@@ -66,7 +66,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """Statistics of the tool servers of one worker so far."""
+    """Statistics of one worker's tool servers so far."""
 
     tools: StatsDocument
     restarts: int
@@ -109,7 +109,7 @@ class DriverClient(AlwaysOpen):
         return await self._call("spent", server)
 
     async def take_requests(self) -> list[Request | Cancel]:
-        """Return all requests since the last call. Waits for the first."""
+        """Return all requests since the last call. Waits until there is one."""
         return await take_all(self._outbox)
 
     def respond(self, responses: Sequence[Response]) -> None:

@@ -79,7 +79,7 @@ _RAY_SETTINGS = {
 
 
 class WorkerHandle:
-    """The driver's handle of one EpisodeWorker, `actor`. All methods except `close` and `kill` raise if it has died."""
+    """The driver's handle to an EpisodeWorker (`actor`). If it has died, all methods but `close` and `kill` raise."""
 
     def __init__(self, ray: Any, number: int, actor: Any) -> None:
         self.pid = 0
@@ -134,7 +134,7 @@ class WorkerHandle:
         self._ray.kill(self._actor, no_restart=True)
 
     async def _result(self, ref: Any) -> Any:
-        """Return the result of a call of the actor. On cancellation, cancel the call and wait until it has ended."""
+        """Return the result of a call to the actor. On cancellation, cancel the call and wait until it has ended."""
         errors = self._ray.exceptions
         try:
             return await ref
@@ -174,7 +174,7 @@ class _RequestServer:
         self._places: dict[int, tuple[str, int]] = {}  # server and ticket, by the request that took the place
 
     async def serve(self) -> None:
-        """Handle requests until the worker is lost, then raise WorkerLostError. Frees the rate limit places it held."""
+        """Handle requests until the worker is lost, then free its rate-limit places and raise WorkerLostError."""
         try:
             await run_all([self._receive(), self._send()])
         finally:
@@ -231,10 +231,10 @@ class _RequestServer:
 class WorkerPool:
     """Runs episodes on workers. Entering the context starts the workers; leaving it stops them.
 
-    `start` starts worker N and raises its own error if that fails. An episode goes to the worker with the fewest
+    `start(N)` starts worker N, or raises the worker's error. An episode goes to the worker with the fewest
     running episodes; each runs at most `max_per_worker` at a time. If a worker dies, others run its episodes from the
-    start. Ray's max_restarts and max_task_retries would keep the episodes for the same actor, restart it without
-    backoff, and not free its places in the rate limits.
+    start. Ray's max_restarts and max_task_retries are unused: they would retry the episodes on the same actor, restart
+    it without backoff, and not free its rate-limit places.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ class WorkerPool:
         )
 
     async def _reserve(self) -> WorkerHandle:
-        """Wait until a worker has a free slot. Take it on the worker with the fewest running episodes."""
+        """Wait until a worker has a free slot. Take a slot of the worker with the fewest running episodes."""
         while self._failure is None:
             idlest = min(self.alive, key=lambda each: each.playing, default=None)
             if idlest is not None and idlest.playing < self._max_per_worker:
@@ -367,7 +367,7 @@ class WorkerPool:
                 worker = await self._restart(number, error)
 
     async def _restart(self, number: int, error: McprlError) -> WorkerHandle | None:
-        """Restart a worker, with exponential backoff. Fail the pool if all workers were given up."""
+        """Restart a worker, with exponential backoff. Fail the pool if all workers have been given up."""
         while self._failure is None:
             failures = self._failures[number]
             if min(self._failures) > _MAX_FAILURES:
@@ -395,7 +395,7 @@ class WorkerPool:
         return None
 
     def _on_supervisor_end(self, supervisor: asyncio.Task[None]) -> None:
-        """Fail all episodes if a supervisor has a bug, because the worker's requests are no longer handled."""
+        """If a supervisor has a bug, fail all episodes: its worker's requests are no longer handled."""
         if not supervisor.cancelled() and (error := supervisor.exception()) is not None:
             self._fail(error)
 
@@ -411,7 +411,7 @@ class WorkerPool:
 
 
 def make_shared_limits(config: RunConfig, earlier_calls: Mapping[str, int] = MappingProxyType({})) -> SharedLimits:
-    """Create the rate limits and budgets that all workers share. Checks what workers need before anything starts."""
+    """Create the rate limits and budgets that all workers share. First checks that the run can use workers."""
     _secure(config)
     _load_ray()
     if config.servers.cassette_mode in ("record", "replay_else_live"):
@@ -482,7 +482,7 @@ class RayWorkers:
 
     @property
     def restarts(self) -> int:
-        """Return how often any tool server was restarted."""
+        """Return how many times tool servers were restarted."""
         return self._toolbox.restarts + sum(each.restarts for each in self._pool.stats)
 
     @property
@@ -511,7 +511,7 @@ class RayWorkers:
 
 
 def _secure(config: RunConfig) -> None:
-    """Make a cluster that we start listen only on loopback and require a token. Call this before Ray is loaded.
+    """For a cluster that we start, allow only loopback connections and require a token. Call this before Ray is loaded.
 
     Anyone who can connect to Ray can run code in it. The token is new, because Ray would store its own token in a file
     that others can read under the usual umask. Nothing changes for a cluster that somebody else started, or if Ray is
@@ -565,7 +565,7 @@ def _connect(config: RunConfig, folder: Path) -> bool:
 
 
 def _portable(error: BaseException) -> Exception:
-    """Convert an error so that another process can load it: ours unchanged, others to text with a traceback."""
+    """Convert an error so that another process can load it: mcprl's own unchanged, others as text with a traceback."""
     if isinstance(error, McprlError):
         return error
     return RuntimeError("".join(traceback.format_exception(error)).rstrip())

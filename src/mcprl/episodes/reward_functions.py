@@ -1,4 +1,4 @@
-"""The user's reward functions, checks and simulated users: in Python, named in a recipe or a task, run in a process.
+"""Runs the user's reward functions, checks and simulated users: Python code named in a recipe or a task.
 
     rewards:
       functions:
@@ -9,9 +9,9 @@
     def grounded(episode: mcprl.EpisodeView) -> float:
         "Share of the numbers in the answer that some tool returned."
 
-The process can be killed. So if a function blocks, even while it holds the GIL, only its deadline is missed. A function
-gets a copy of the episode and returns a number. Calls of `episode.probe` are made by the main process. The code is read
-once per run. If the process starts again, here or on a worker, it runs the same code.
+They run in a process that can be killed. So if a function blocks, even while holding the GIL, it only misses its
+deadline. A function gets a copy of the episode and returns a number. The main process makes the calls to
+`episode.probe`. The code is read once per run. If the process starts again, here or on a worker, it runs the same code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call of the function at `place` (file:line) that has not finished, in the process `child`."""
+    """An unfinished call to the function at `place` (file:line), in the process `child`."""
 
     place: str
     result: asyncio.Future[Any]
@@ -68,7 +68,7 @@ class RewardFunctions:
         values = await opened.grade(view)                 # {"grounded": 0.5, "check": 1.0}; a list if it is per turn
         group = await opened.grade_group(task, trajectories, rewards)    # with the parts of functions per group
 
-    `code` was read earlier, perhaps by another process; it also has the checks of tasks. If a function raises, returns
+    `code` was read earlier, perhaps by another process. It includes the checks of tasks. If a function raises, returns
     anything but numbers from −1 to 1, or misses its deadline, UserCodeError is raised and ends the run. With
     `on_error: lose_episode`, RewardFunctionError is raised instead, and only the episode is lost. `user` is the model
     that plays the users of tasks that give it instructions; the users of other tasks are functions.
@@ -121,8 +121,8 @@ class RewardFunctions:
                 function = self._functions[name]
                 if function.probes or function.on_error != "stop":
                     raise UserCodeError(
-                        f"rewards.functions.{name} is called once per group, after the episodes returned their tools",
-                        fix="remove its probes and its on_error, or make it a function per episode",
+                        f"rewards.functions.{name} is called once per group, after the episodes released their tools",
+                        fix="remove its probes and its on_error, or make it a per-episode function",
                     )
         except BaseException:
             await self.__aexit__()
@@ -134,13 +134,13 @@ class RewardFunctions:
         self._folder.cleanup()
 
     def leave_out_groups(self, rewards: RewardsConfig) -> RewardsConfig:
-        """For episodes that belong to no group: return the rewards without the functions per group."""
+        """Remove the per-group functions, for episodes outside any group. Return `rewards` without these functions."""
         for name in self.of_groups:
             del self._functions[name]
         return rewards.model_copy(update={"functions": dict(self._functions)})
 
     async def grade(self, episode: EpisodeView) -> dict[str, float | list[float]]:
-        """Return the values of the functions for an episode; those per group are left out."""
+        """Return the functions' values for an episode. Per-group functions are left out."""
         calls = {name: (name, own) for name, own in self._functions.items() if self._per[name] != "group"}
         if (check := episode.task.goal.check) is not None:
             own = self._of_task(check.function, f"the check of task {episode.task.id}", check.probes)
@@ -150,7 +150,7 @@ class RewardFunctions:
         return dict(zip(calls, values, strict=True))
 
     async def reply(self, episode: EpisodeView) -> str | None:
-        """Return what the task's simulated user says to the answer, or None if it is done."""
+        """Return what the task's simulated user says after the answer, or None if the user is done."""
         user = episode.task.user
         assert user is not None
         if user.function is not None:
@@ -161,17 +161,17 @@ class RewardFunctions:
 
     def _of_task(self, function: str, what: str, probes: tuple[str, ...] = ()) -> RewardFunctionConfig:
         if (per := self._per.get(function)) != "episode":
-            problem = "was not loaded when the run started" if per is None else f"is a function per {per}"
+            problem = "was not loaded when the run started" if per is None else f"is a per-{per} function"
             raise UserCodeError(
                 f"{function}, {what}, {problem}",
-                fix="use a function per episode, and a task in tasks.train or tasks.validation",
+                fix="use a per-episode function, and a task from tasks.train or tasks.validation",
             )
         return RewardFunctionConfig(function=function, weight=0, probes=probes)
 
     async def grade_group(
         self, task: Task, trajectories: Sequence[Trajectory], rewards: RewardsConfig
     ) -> tuple[Trajectory, ...]:
-        """Return a complete group with the parts of the functions per group, whose values go to the last turns.
+        """Return a complete group with per-group functions' parts. Each episode's last turn gets the change in reward.
 
         An episode that never began, or that crashed its server, keeps its reward.
         """
@@ -186,9 +186,9 @@ class RewardFunctions:
         )
 
     async def that_differ(self, task: Task, trajectory: Trajectory) -> list[str]:
-        """Return the file, line and name of functions that give an episode a different value in a new process.
+        """Return the file, line and name of each function that gives an episode different values in two processes.
 
-        Omits functions with probes. No function may be running.
+        Functions with probes are skipped. No function may be running.
         """
         chosen = {name: own for name, own in self._functions.items() if self._per[name] != "group" and not own.probes}
         values: list[tuple[Any, ...]] = []
@@ -265,7 +265,7 @@ class RewardFunctions:
             ) from None
         if "per" not in loaded:
             await self._stop()
-            ended = f"{file}: the process of your functions ended while it imported this file; see {child.log}"
+            ended = f"{file}: the process of your functions ended while importing this file; see {child.log}"
             fault = {"error": ended, "fix": "correct the code that ends the process"} | loaded
             raise UserCodeError(fault["error"], fix=fault["fix"])
         self._per, self._places = loaded["per"], loaded["places"]
@@ -293,7 +293,7 @@ class RewardFunctions:
         code = await child.wait()
         for call in self._calls.values():
             if not call.result.done():
-                ended = f"{call.place}: the process of the reward functions ended with {code}"
+                ended = f"{call.place}: the process of the reward functions ended with exit code {code}"
                 call.result.set_exception(_FunctionFailed(ended))
         self._child = None
 
@@ -312,7 +312,7 @@ class RewardFunctions:
         self._send(("probed", reply["probe"], seen))
 
     async def _interrupt(self) -> str:
-        """Kill the process after it dumped its stack, even if the GIL is held. Return where the function was."""
+        """Kill the process after it has dumped its stack, even if the GIL is held. Return where the function was."""
         child = self._child
         assert child is not None
         child.send(signal.SIGUSR1)
@@ -326,7 +326,7 @@ class RewardFunctions:
         folders = {Path(reference).parent for reference in self.code.references}
         frames = _FRAME.finditer(self._trace.read_text(errors="replace"))
         own = (f"{frame['file']}:{frame['line']}" for frame in frames if Path(frame["file"]).parent in folders)
-        return next(own, "not in your code")
+        return next(own, "outside your code")
 
     async def _stop(self) -> None:
         if self._reader is not None:
@@ -357,10 +357,10 @@ async def open_functions(
     user: UserConfig | None = None,
     share: float = 1.0,
 ) -> AsyncGenerator[RewardFunctions | None]:
-    """Start the functions of `code_of(rewards, tasks)`, and open the model that plays users. Yields None if there are
-    neither. With workers, `share` is the part of the user's limits that this one may use.
+    """Start the functions of `code_of(rewards, tasks)`, and open the model that plays users. Yields None if there is
+    neither. With workers, `share` is the fraction of the user model's limits that this process may use.
 
-    Raises if no server lists a tool to probe.
+    Raises if no server lists a tool that a function probes.
     """
     if not code.references and user is None:
         yield None
@@ -379,7 +379,7 @@ class _FunctionFailed(Exception):
 
 
 class _ProcessReplacedError(Exception):
-    """Another function missed its deadline, which ended their process."""
+    """Another function missed its deadline, so the process that both share was ended."""
 
 
 def _view(task: Task, trajectory: Trajectory) -> EpisodeView:

@@ -1,9 +1,9 @@
-"""The process of the reward functions: reads episodes from stdin, writes numbers and texts to stdout.
+"""The process that runs the reward functions: reads episodes from stdin, writes their results to stdout.
 
     python reward_process.py TRACE
 
-Each input message is its length and a pickle. Answers are lines of JSON. Whatever the functions print goes to the log.
-On SIGUSR1 it writes the stacks of all threads to TRACE.
+Each input message is a length and a pickle; each output message is a line of JSON. Whatever the functions print goes to
+the log. On SIGUSR1, the process writes the stacks of all threads to TRACE.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Process:
                     problem, value = _checked(value, function, subject, least=0 if name == reference else -1)
             unchanged = tuple(view) if isinstance(view, list) else replace(view, probing=None)
             if pickle.dumps(unchanged) != before:
-                problem = "modified its episode, which is a copy; it must only read it"
+                problem = "modified its episode, which is only a copy; a function must not change it"
             if problem is not None:
                 raise UserCodeError(f"{_place_of(function, reference)}: {reference} {problem}", fix="return that")
         except UserCodeError as error:
@@ -118,7 +118,7 @@ class _Process:
 
 
 def _place_of(function: Callable[..., Any], reference: str) -> str:
-    """The first line of a function; the file of anything else that can be called."""
+    """Return the first line of a function, or the file of any other callable."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return reference.rpartition(":")[0] if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
@@ -146,12 +146,12 @@ def _is_number(value: object, least: int = -1) -> bool:
 
 def _why_not_said(value: object) -> str | None:
     is_text = isinstance(value, str) and bool(value.strip())
-    return None if value is None or is_text else _wrong(value, "a text, or None to end the conversation")
+    return None if value is None or is_text else _wrong(value, "a string, or None to end the conversation")
 
 
 def _wrong(value: object, wanted: str) -> str:
     shown = f"{value!r}"[:100]
-    return f"returned {shown}, a {type(value).__name__}; it must return {wanted}"
+    return f"returned {shown}, of type {type(value).__name__}; it must return {wanted}"
 
 
 async def _serve(output: BinaryIO) -> None:

@@ -110,11 +110,11 @@ def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
     if not total > 0:
         checked = ", ".join(name for name in parts if name not in PENALTIES)
         raise BadValueError(
-            f"an episode cannot earn a reward: the goal checks {checked or 'nothing'}"
-            + (", which has weight 0" if checked else ""),
+            "an episode cannot earn a reward: the goal checks "
+            + (f"only parts with weight 0 ({checked})" if checked else "nothing"),
             fix="set the weight of one of these parts in rewards"
             if checked
-            else "give the task an answer, calls or a state",
+            else "give the task 'answer', 'calls' or 'state'",
         )
     value = sum(weight * part for weight, part in present) / total
     value -= weights.penalty * sum(parts[name] for name in PENALTIES)
@@ -124,7 +124,7 @@ def weigh(parts: Mapping[str, float], weights: RewardsConfig) -> float:
 def succeeded(parts: Mapping[str, float]) -> bool:
     """Return whether the task is solved.
 
-    The outcome decides if the goal checks it, otherwise the calls, otherwise the check functions.
+    If the goal checks outcomes (answer, state, check, rubric), they decide; else the calls; else the reward functions.
     """
     outcomes = {"answer": 1.0, "state": 1.0, "check": 1.0, "rubric": _GOOD_GRADE}
     checked = [parts[name] >= least for name, least in outcomes.items() if name in parts]
@@ -271,8 +271,8 @@ def pair_in_any_order(gains: Gains) -> list[tuple[int, int]]:
 def pair_in_sets(gains: Gains, sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Return the pairs (i, j) with the largest total gain: sets in order, the calls of a set in any order.
 
-    A state is the current set and which of its expected calls are paired. `best` has the pairs with the largest gain of
-    each state after the actual calls so far. Task files have sets of at most 6 calls, so there are few.
+    A state is the current set and which of its expected calls are paired. For each state, `best` has the largest gain
+    from the actual calls so far, and its pairs. Task files have sets of at most 6 calls, so there are few states.
     """
     starts = [0, *itertools.accumulate(sizes)]
     best: dict[tuple[int, int], tuple[int, tuple[tuple[int, int], ...]]] = {(0, 0): (0, ())}
@@ -363,10 +363,10 @@ def why_unusable(expected: ExpectedText) -> str | None:
         case Matches():
             return why_no_pattern(expected.pattern)
         case HasDate():
+            if expected.tolerance_days < 0:
+                return "tolerance_days must be at least 0"
             is_date = _ISO_DATE.fullmatch(expected.date) is not None and _day(expected.date) is not None
-            return (
-                None if is_date and expected.tolerance_days >= 0 else f"{expected.date!r} is not a date like 2025-11-14"
-            )
+            return None if is_date else f"{expected.date!r} is not a date like 2025-11-14"
         case HasFields():
             return next(filter(None, map(why_unusable, expected.fields.values())), None)
         case MeetsSome():
@@ -458,7 +458,7 @@ _QUANTITY = re.compile(
 
 
 def _quantities(text: str, wanted: str) -> frozenset[Decimal]:
-    """Return the quantities in a text that are of the kind of the unit `wanted`, in this unit."""
+    """Return the quantities in a text that can be converted to the unit `wanted`, in that unit."""
     kind, size = _UNITS[wanted]
     found: set[Decimal] = set()
     for match in _QUANTITY.finditer(text):
@@ -498,7 +498,7 @@ def _day(written: str) -> date | None:
 
 
 def _object_in(text: str) -> object | None:
-    """The JSON object in an answer, which may have text around it."""
+    """Return the JSON object in an answer, which may have text around it."""
     begin, end = text.find("{"), text.rfind("}")
     try:
         return json.loads(text[begin : end + 1]) if begin >= 0 else None
@@ -556,7 +556,7 @@ def require_judge(tasks: Sequence[Task], rewards: RewardsConfig) -> None:
         if goal.answer is None and not (goal.calls or goal.min_calls or goal.state or goal.writes or goal.check):
             raise BadValueError(
                 f"task {task.id} is checked only by its rubric, but rewards.judge is not set",
-                fix="configure rewards.judge, or give the task an answer, calls or a state",
+                fix="configure rewards.judge, or give the task 'answer', 'calls' or 'state'",
             )
     if with_rubric:
         _logger.warning(

@@ -1,4 +1,4 @@
-"""Opens everything that episodes need from a configuration: tool servers, chat, grammars, judge and sampler.
+"""Opens everything that the episodes of a run need: tool servers, chat, grammars, judge and sampler.
 
 Training, evaluation, the doctor and `mcprl try` open a stage. A stage consists of a kit and a sampler. With workers,
 each worker opens its own kit from the same configuration.
@@ -141,11 +141,11 @@ async def open_graders(
 
 
 def _open_agents(tasks: Sequence[Task], logs: Path) -> AbstractAsyncContextManager[Callable[..., EpisodeRunner]]:
-    """Open what agents connect to. It is in a package of its own, found by the entry point group `mcprl.agents`."""
+    """Open the server that agents connect to. Its package is found through the entry point group `mcprl.agents`."""
     entry = next(iter(entry_points(group="mcprl.agents")), None)
     if entry is None:
         raise MissingExtraError(
-            "episodes.agent is set, but agents are not installed", fix="pip install 'mcprl[agents]'"
+            "episodes.agent is set, but the extra `agents` is not installed", fix="pip install 'mcprl[agents]'"
         )
     return entry.load()(tasks, logs)
 
@@ -195,7 +195,7 @@ class Occupancy:
 
 
 class MeteredSampler:
-    """A sampler that measures its own occupancy."""
+    """A sampler that measures how long it is busy."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -220,11 +220,11 @@ class MeteredSampler:
         return await self._sampler.publish(weights)
 
     def receive_from(self, send: Send) -> None:
-        """Let vLLM get all weights from the learner instead of files."""
+        """Let vLLM get all weights from the learner instead of from files."""
         cast("VllmSampler", self._sampler).receive_from(send)
 
     async def sleep(self) -> None:
-        """Leave the GPUs to the learner, if the placement lets them take turns."""
+        """Leave the GPUs to the learner, if the placement lets vLLM and the learner take turns."""
         await cast("VllmSampler", self._sampler).sleep()
 
     async def wake(self, weights: Weights) -> None:
@@ -277,9 +277,9 @@ async def open_stage(
     logs: Path,
     earlier_calls: Mapping[str, int] = MappingProxyType({}),
 ) -> AsyncGenerator[Stage]:
-    """Start the tool servers, check the tasks against their tools, and then load the model.
+    """Start the tool servers, check the tasks against the tools, and then load the model.
 
-    `earlier_calls`, by server, count towards the servers' budgets.
+    `earlier_calls`, keyed by server, count towards the servers' budgets.
     """
     require_scorable(tasks, config.rewards)
     require_users(tasks, config.tasks)
@@ -329,14 +329,14 @@ async def open_stage(
 async def open_endpoint_runner(
     config: RunConfig, settings: EndpointSettings, tasks: Sequence[Task], watcher: Watcher, *, logs: Path
 ) -> AsyncGenerator[tuple[EndpointRunner, Toolbox, RewardFunctions | None, EndpointUse]]:
-    """Start the tool servers, and let a model behind an endpoint play. Loads no model and no chat template."""
+    """Start the tool servers, with an endpoint's model as the policy. Loads no model and no chat template."""
     require_scorable(tasks, config.rewards)
     require_users(tasks, config.tasks)
     if config.episodes.agent is not None:
-        raise BadValueError("an agent cannot use an endpoint", fix="remove episodes.agent, to play with mcprl's loop")
+        raise BadValueError("an agent cannot use an endpoint", fix="remove episodes.agent to use mcprl's own loop")
     if config.workers.count:
         raise BadValueError(
-            "Ray workers cannot use an endpoint", fix="add --set workers.count=0, to run all episodes in this process"
+            "Ray workers cannot use an endpoint", fix="add --set workers.count=0 to run all episodes in this process"
         )
     client = make_client(settings, load_keys())
     async with (
@@ -360,7 +360,7 @@ async def open_endpoint_runner(
 async def _checked(
     opening: AbstractAsyncContextManager[Toolbox], tasks: Sequence[Task], watcher: Watcher
 ) -> AsyncGenerator[Toolbox]:
-    """Open the toolbox, and check the tasks against its tools."""
+    """Open the toolbox, and check that the tasks fit its tools and worlds."""
     watcher.stage("starting the tool servers")
     async with opening as toolbox:
         require_tools(tasks, toolbox.catalog)
@@ -371,7 +371,7 @@ async def _checked(
 def make_engine(config: RunConfig, logs: Path, watcher: Watcher) -> SkyrlEngine:
     """Create the engine that the sampler and the learner share. Its server stores its files next to the logs."""
     if importlib.util.find_spec("tinker") is None:
-        raise MissingExtraError("engine is skyrl, which needs tinker", fix="install mcprl[skyrl]")
+        raise MissingExtraError("engine is skyrl, but tinker is not installed", fix="pip install 'mcprl[skyrl]'")
     from mcprl.skyrl.engine import SkyrlEngine
 
     return SkyrlEngine(config, folder=logs.parent / "skyrl", log=logs / "skyrl.log", tell=watcher.stage)

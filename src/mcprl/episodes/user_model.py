@@ -1,7 +1,7 @@
 """A language model that plays the user of a task, behind an OpenAI-compatible endpoint.
 
-It sees its instructions and the conversation: what the policy said, but no calls and no results. At temperature 0, so
-that all episodes of a group meet the same user.
+It sees its instructions and the conversation: what the policy said, but no calls and no results. Its temperature is 0,
+so that all episodes of a group talk to the same user.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Reply(BaseModel):
 
 
 class UserModel:
-    """Replies for simulated users. The API key is looked up in `keys`. `share` is the part of the limits to use.
+    """Writes the replies of simulated users. `keys` has the API key. `share` is the fraction of the limits to use.
 
     async with UserModel(UserConfig(url="http://127.0.0.1:8000/v1", model="qwen3-8b")) as user:
         said = await user.reply(view)     # "I need it in Tokyo's time.", or None if the user is done
@@ -75,7 +75,7 @@ class UserModel:
         await self._endpoint.__aexit__(None)
 
     async def reply(self, episode: EpisodeView) -> str | None:
-        """Return what the user says next, or None if it is done. Raises UserModelError if the endpoint fails."""
+        """Return what the user says next, or None if the user is done. Raises UserModelError if the endpoint fails."""
         body: dict[str, Any] = {
             "model": self._config.model,
             "messages": _seen_by_user(episode),
@@ -95,8 +95,8 @@ class UserModel:
             said = _Reply.model_validate_json(response.content).choices[0].message.content.strip()
         except ValidationError as error:
             raise UserModelError(
-                "the answer of the simulated user's endpoint is not a chat completion with a text",
-                fix="set tasks.user.url to an OpenAI-compatible endpoint, and tasks.user.model to a model that answers",
+                "the response of the simulated user's endpoint is not a chat completion with text",
+                fix="set tasks.user.url to an OpenAI-compatible endpoint, and tasks.user.model to a model that replies",
             ) from error
         return None if said.strip(".!\"'*` ") == _DONE else said
 

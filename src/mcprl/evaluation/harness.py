@@ -48,7 +48,7 @@ class Request:
     """What to evaluate: Request(config=config, suite=suite, episodes=4, sample=None, adapter=Path("…/adapter")).
 
     `config` has the settings that the suite needs. With `sample`, only a random subset of this many tasks is run; the
-    seed determines it. With `endpoint`, its model plays instead of the one in `config`.
+    seed determines it. With `endpoint`, its model replaces the one in `config`.
     """
 
     config: RunConfig
@@ -61,14 +61,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """The result of an evaluation, and its trajectories in the order of tasks and members."""
+    """The result of an evaluation, and its trajectories, ordered by task and then by episode."""
 
     evaluation: Evaluation
     trajectories: tuple[Trajectory, ...]
 
 
 async def evaluate(request: Request, watcher: Watcher, *, logs: Path) -> Played:
-    """Run all episodes, judge them and compute the figures.
+    """Run all episodes, judge them and compute the statistics.
 
     `watcher` is called after each attempt. Raises GroupIncompleteError if all attempts at an episode are lost.
     """
@@ -112,7 +112,7 @@ async def _graded(
     played: tuple[tuple[Trajectory, EpisodeOutcome], ...],
     rewards: RewardsConfig,
 ) -> tuple[tuple[Trajectory, EpisodeOutcome], ...]:
-    """Add the parts of functions per group; the group is the episodes of the task."""
+    """Add the reward parts of functions that grade a whole group: here, all episodes of the task."""
     graded = await functions.grade_group(task, [trajectory for trajectory, _ in played], rewards)
     return tuple((t, replace(outcome, reward=t.reward)) for t, (_, outcome) in zip(graded, played, strict=True))
 
@@ -137,7 +137,7 @@ async def open_runner(
 def choose_tasks(tasks: Sequence[Task], sample: int | None, seed: int) -> tuple[Task, ...]:
     """Return all tasks, or a random sample of them (fixed by the seed), in their original order."""
     if not tasks:
-        raise BadValueError("there are no tasks to evaluate on", fix="pass a file with tasks with --tasks")
+        raise BadValueError("there are no tasks to evaluate on", fix="use --tasks to pass a file that contains tasks")
     if sample is None or sample >= len(tasks):
         return tuple(tasks)
     drawn = random.Random(derive_seed(seed, "evaluation", "sample")).sample(range(len(tasks)), sample)
@@ -151,7 +151,7 @@ def fingerprint(task: Task) -> str:
 
 
 class Player:
-    """Runs the episodes of all tasks concurrently. Episodes lost to the infrastructure are counted and run again."""
+    """Runs the episodes of all tasks concurrently. Episodes lost to infrastructure faults are counted and run again."""
 
     def __init__(self, runner: RunsEpisodes, config: EpisodesConfig, suite: Suite, watcher: Watcher) -> None:
         self.lost: Counter[str] = Counter()
@@ -276,7 +276,7 @@ def _from_working_directory(setting: str) -> str:
 def _location(model: str) -> str:
     """Return the absolute path of a model folder, or a hub name unchanged.
 
-    A relative path would refer to the folder of the recipe.
+    A relative path would be resolved against the folder of the recipe.
     """
     return str(Path(model).absolute()) if Path(model).is_dir() or model.startswith((".", "/")) else model
 

@@ -30,7 +30,7 @@ class Judged:
 
 
 class Suite(Protocol):
-    """Tasks and a judge of their episodes. Implemented by benchmarks, and by `TaskSuite` for a task file."""
+    """A set of tasks, and a judge of their episodes. Implemented by benchmarks, and by `TaskSuite` for a task file."""
 
     @property
     def name(self) -> str:

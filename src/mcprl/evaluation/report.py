@@ -30,7 +30,7 @@ EVERY_TASK = "Every task"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """A table. Its first column is text, the others are figures. No cell has a line break.
+    """A table. Its first column is text, the others are numbers. No cell has a line break.
 
     ReportTable(title="By difficulty", columns=("difficulty", "tasks"), rows=(("easy", "3"),))
     """
@@ -43,7 +43,7 @@ class ReportTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Report(title="smollm2-135m on market", about=("120 tasks, 480 episodes …",), tables=(ReportTable(…), …))."""
+    """What a report has: Report(title="smollm2-135m on market", about=("120 tasks",), tables=(ReportTable(…), …))."""
 
     title: str
     about: tuple[str, ...]
@@ -52,7 +52,7 @@ class Report:
 
 def evaluation_report(evaluation: Evaluation, comparison: Comparison | None) -> Report:
     figures = evaluation.figures
-    sample = "" if figures.tasks == evaluation.tasks_in_suite else f" (a sample of {evaluation.tasks_in_suite:,})"
+    sample = "" if figures.tasks == evaluation.tasks_in_suite else f" (sampled from {evaluation.tasks_in_suite:,})"
     took = timedelta(seconds=round(evaluation.seconds))
     tables = [*_comparison_tables(comparison)] if comparison is not None else []
     tables += [_categories(figures), _pass_k(figures), _failures(figures), _tools(figures), _spreads(figures)]
@@ -136,7 +136,7 @@ def _tools(figures: Figures) -> ReportTable:
         ),
         rows=tuple(rows),
         note="tasks: number of tasks with an episode that called the tool; success: success rate on these tasks."
-        + (" covered: share of the replayed calls that were recorded." if replayed else ""),
+        + (" covered: share of the calls to replayed tools for which there was a recording." if replayed else ""),
     )
 
 
@@ -169,7 +169,7 @@ def _comparison_tables(comparison: Comparison) -> list[ReportTable]:
     parts = [(_line(name), part) for name, part in comparison.categories.items()] if comparison.categories else []
     rows = [*(parts if len(parts) > 1 else ()), ("all", comparison)]
     skipped = (
-        f"; skipped {len(comparison.left_out)} tasks that are in only one of the evaluations"
+        f"; skipped {len(comparison.left_out)} tasks that are not the same in both evaluations"
         if comparison.left_out
         else ""
     )
@@ -182,8 +182,8 @@ def _comparison_tables(comparison: Comparison) -> list[ReportTable]:
                 (name, _amount(p.tasks), _share(p.before), _share(p.after), _points(p.difference)) for name, p in rows
             ),
             note=f"Before: {_line(comparison.before_name)}. After: {_line(comparison.after_name)}. "
-            f"{comparison.verdict} p = {comparison.p:.3g} (paired, exact); won {comparison.won}, lost "
-            f"{comparison.lost} tasks; reward {_interval(comparison.reward_difference, '+z.3f')}{skipped}.",
+            f"{comparison.verdict} p = {comparison.p:.3g} (paired, exact); {comparison.won} tasks won, "
+            f"{comparison.lost} lost; reward {_interval(comparison.reward_difference, '+z.3f')}{skipped}.",
         ),
         _changes("Tasks won", [change for change in comparison.changes if change.after > change.before]),
         _changes("Tasks lost", [change for change in comparison.changes if change.after < change.before]),
@@ -206,10 +206,10 @@ def _changes(title: str, changes: Sequence[TaskChange]) -> ReportTable:
 def _lost(evaluation: Evaluation) -> str:
     lost = sum(evaluation.lost.values())
     if not lost:
-        return "No attempt was lost to the infrastructure."
+        return "No attempt was lost to infrastructure faults."
     codes = ", ".join(f"{code} {count}" for code, count in evaluation.lost.items())
     attempts = "1 attempt was" if lost == 1 else f"{lost} attempts were"
-    return f"{attempts} lost to the infrastructure ({codes}) and rerun; they are not included in any figure."
+    return f"{attempts} lost to infrastructure faults ({codes}) and rerun. No figure includes a lost attempt."
 
 
 def _cost(evaluation: Evaluation) -> str:
@@ -270,8 +270,8 @@ def _amount(value: float) -> str:
 
 
 _METHOD = (
-    "Intervals are 95% intervals, computed over tasks, since episodes of one task are correlated: Wilson intervals "
-    "at the effective number of episodes for shares, Student's t intervals over task means for rewards. Two "
+    "Intervals are 95% intervals, computed over tasks, since episodes of one task are correlated. Shares have Wilson "
+    "intervals at the effective number of episodes; rewards have Student's t intervals over task means. Two "
     "evaluations are compared task by task with an exact sign-flip test, which is McNemar's test if each task has "
     "one episode."
 )
@@ -294,7 +294,7 @@ def to_markdown(report: Report) -> str:
 
 
 def make_folder(outputs: Path, name: str, chosen: Path | None) -> Path:
-    """Create and return the folder: `chosen`, or else `eval-NAME` in `outputs`, with a number if that exists."""
+    """Create and return the folder: `chosen`, or else `eval-NAME` in `outputs`, numbered if that name is taken."""
     with storage_faults(f"creating a folder for the evaluation {name}"):
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCost:
-    """The use of a tool server: ServerCost(calls=120, usd=0.12, restarts=0). `usd` is 0 without a price per call."""
+    """Usage of a tool server: ServerCost(calls=120, usd=0.12, restarts=0). `usd` is 0 if calls have no price."""
 
     calls: int
     usd: float
@@ -43,7 +43,7 @@ class ServerCost:
 class Evaluation:
     """A whole evaluation: what was evaluated, the outcome of each episode, and the figures.
 
-    `lost` counts the attempts lost to the infrastructure, by error code. All of them were run again, and no figure
+    `lost` counts the attempts lost to infrastructure faults, by error code. All of them were run again, and no figure
     includes them. `config` has every setting. `endpoint` is None if mcprl itself ran the model.
     """
 
@@ -109,7 +109,7 @@ def read_evaluation(folder: Path) -> Evaluation:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigFileError(
-            f"{path} does not contain an evaluation of schema {SCHEMA}: {place}: {first['msg']}", fix=fix
+            f"{path} does not contain an evaluation in schema version {SCHEMA}: {place}: {first['msg']}", fix=fix
         ) from error
     except (ValueError, AttributeError) as error:
         raise ConfigFileError(f"{path} does not contain an evaluation: {error}", fix=fix) from error

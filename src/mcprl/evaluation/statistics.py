@@ -1,7 +1,7 @@
 """Statistics of evaluations: confidence intervals, pass@k and pass^k, paired tests, and figures by task and tool.
 
 Pure Python, no numpy. Episodes of one task are correlated, so K episodes of one task contain less information than one
-episode of each of K tasks. Every interval is therefore computed from the means of tasks. An interval that treats
+episode of each of K tasks. Every interval is therefore computed from task means. An interval that treats
 episodes as independent would be too narrow by a factor of up to √K.
 """
 
@@ -59,7 +59,7 @@ def share_interval(task_means: Sequence[float], episodes: int) -> Estimate:
 
 
 def mean_interval(task_means: Sequence[float]) -> Estimate:
-    """Return the mean over tasks, with Student's interval of the means of tasks."""
+    """Return the mean over tasks, with Student's t interval over the task means."""
     mean = fmean(task_means)
     if len(task_means) < 2:
         return Estimate(value=mean)
@@ -217,8 +217,8 @@ class ToolResult:
     """The results of one tool. `valid` and `errors` are shares of its calls.
 
     `success` is computed over the tasks with at least one episode that used the tool. Latencies are those of live calls
-    that reached the server, or None if there were none. `covered` is the share of the replayed calls that were
-    recorded, or None if no call was replayed.
+    that reached the server, or None if there were none. For a replayed tool, `covered` is the share of
+    its calls that had a recording; otherwise it is None.
 
     ToolResult(server="directory", calls=40, valid=0.9, errors=0.05, latency_p50_s=0.003, latency_p95_s=0.011,
                tasks=10, success=Estimate(value=0.6, low=0.4, high=0.8))
@@ -237,10 +237,10 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """All figures of an evaluation.
+    """All statistics of an evaluation.
 
     `pass_at[k]` and `pass_all[k]` exist for k from 1 to the number of episodes per task. `failures` is sorted by
-    frequency. `turn_counts` maps a number of turns to the number of episodes with it.
+    frequency. `turn_counts` maps a number of turns to the number of episodes that had it.
     """
 
     tasks: int
@@ -261,7 +261,7 @@ class Figures:
 
 
 def count_figures(tasks: Sequence[TaskResult], episodes: Sequence[EpisodeOutcome]) -> Figures:
-    """Compute the figures of all episodes. Each task has at least one episode."""
+    """Compute the statistics of an evaluation. Each task needs at least one episode."""
     whole = _slice(tasks)
     most_k = min(task.episodes for task in tasks)
     categories = sorted({task.category for task in tasks}, key=_by_difficulty)

@@ -1,1 +1,1 @@
-"""Grammars of tool calls. They convert the JSON Schemas of tools to masks of the tokens that may come next."""
+"""Grammars for tool calls. They turn the JSON Schemas of tools into masks of the tokens that may come next."""

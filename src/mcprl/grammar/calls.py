@@ -14,7 +14,7 @@ allowed. Whitespace in JSON is at most one character. Strings do not contain the
 `<t`, `<|`); JSON can write them with `\u003c`. (Excluding whole markers would make compilation twenty times slower.)
 Strings contain no `\ud…` escape either, because half a surrogate pair is not a character. In families that write
 arguments one by one, a value is raw text if the schema says `"type": "string"` and JSON otherwise, as the parsers
-expect. An answer begins with a token that is not only whitespace and that does not end with the beginning of a marker.
+expect. An answer's first token is not just whitespace, and does not end with the start of a marker.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _STRIPPED = "leading and trailing whitespace of this argument would be lost"
 
 @dataclass(frozen=True, slots=True)
 class FieldArguments:
-    """Makes the formats of arguments that are written one by one.
+    """Builds the structural-tag formats of a call's arguments, for model families that write arguments one by one.
 
-    `pieces` and `json` make the formats of fixed text and of JSON; `text` is the format of raw text.
+    `pieces` builds the formats of a literal string, `json` that of a JSON value. `text` is the format of raw text.
     """
 
     fields: FieldSyntax
@@ -62,7 +62,7 @@ class FieldArguments:
     text: Format
 
     def write(self, schema: Schema, held: Schema) -> tuple[list[Format], list[Unheld]]:
-        """Return the formats of a tool's arguments, and the keywords not enforced. `held` is the rewritten schema."""
+        """Return the formats of a tool's arguments, and the unenforced keywords. `held` is the rewritten schema."""
         definitions: Mapping[str, Schema] = held.get("$defs", {})
         unheld: list[Unheld] = []
         whole = _target(held, definitions)
@@ -165,11 +165,11 @@ def make_grammar(
 ) -> str:
     """Return the structural tag for turns of `chat` with these tools, as JSON text. It is deterministic.
 
-    With `must_call`, a turn is one or more calls and nothing else, in both modes.
-    `stop` are the strings that end a turn. Strings do not contain them, because they would cut off the call. In strings
-    with a pattern or a length limit, only `<` is excluded. Raises NoCallSyntaxError if there is no grammar for the
-    family's calls. Raises UnheldSchemaError if a grammar cannot enforce all of a tool's schema, unless the tool is in
-    `loose_tools`. For such a tool, the grammar enforces the rest of the schema.
+    With `must_call`, a turn is one or more calls and nothing else, whether `mode` is `calls` or `act`.
+    `stop` are the strings that end a turn. Strings in arguments do not contain them, because they would cut off the
+    call. In strings with a pattern or a length limit, only `<` is excluded. Raises NoCallSyntaxError if the chat's
+    family has no grammar. Raises UnheldSchemaError if a grammar cannot enforce all of a tool's schema, unless the tool
+    is in `loose_tools`. For such a tool, the grammar enforces the rest of the schema.
     """
     syntax = syntax_of(chat)
     _check_stops(syntax, stop)
@@ -194,7 +194,7 @@ def _check_stops(syntax: CallSyntax, stop: Sequence[str]) -> None:
         if -1 < call.find(text) < len(call) - len(text):
             raise BadValueError(
                 f"sampling.stop contains {text!r}, which occurs inside every call, so no call could be completed",
-                fix="remove this text, or set it to the text that ends a call",
+                fix="remove this string, or replace it with the one that ends a call",
             )
 
 
@@ -221,7 +221,7 @@ _GAP: Format = {"type": "regex", "pattern": "\n{0,2}"}
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """Makes the parts of a turn as formats of a structural tag. `control` maps texts of control tokens to ids."""
+    """Builds the structural-tag formats of a turn's parts. `control` maps texts of control tokens to ids."""
 
     syntax: CallSyntax
     tokenizer: Tokenizer
@@ -301,13 +301,13 @@ class _Turns:
         for name in (tool, *arguments):
             if self.syntax.cannot_write(name):
                 raise UnheldSchemaError(
-                    f"tool {tool!r}: the name {name!r} cannot be written in a call of this family",
+                    f"tool {tool!r}: the name {name!r} cannot be written in this model family's call format",
                     fix="rename the tool on the server, exclude it with servers.settings.NAME.deny, or set "
                     "sampling.constrain to off",
                 )
 
     def _pieces(self, text: str) -> list[Format]:
-        """Return the formats of a fixed text. Markers that parsers match as tokens become tokens."""
+        """Return the formats of a literal string. Markers that parsers match as tokens become tokens."""
         tokens = [*self.syntax.tokens, *(_think_tokens(self.control) if self.syntax.tokens else ())]
         parts = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
         return [
@@ -319,7 +319,7 @@ class _Turns:
         ]
 
     def _told_apart(self, tokens: Format, role: str) -> Format:
-        """Return a format that refers to tokens, made different from all others.
+        """Return `tokens`, a format that refers to tokens, changed so that it differs from all other formats.
 
         This works around a bug in the compiler of xgrammar 0.2.8. It caches results per rule and reuses them for rules
         that differ only in tokens, even in other grammars, so it allows the wrong tokens. The workaround gives each
@@ -373,7 +373,7 @@ def _think_tokens(control: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _joined(pieces: Sequence[Format]) -> list[Format]:
-    """Merge adjacent fixed texts."""
+    """Merge adjacent literal strings."""
     joined: list[Format] = []
     for piece in pieces:
         if joined and piece["type"] == "const_string" == joined[-1]["type"]:
@@ -384,7 +384,7 @@ def _joined(pieces: Sequence[Format]) -> list[Format]:
 
 
 def _unheld_schema(tool: str, unheld: Sequence[Unheld]) -> UnheldSchemaError:
-    found = "; ".join(f"{each.keyword} at {each.path or 'the top'}: {each.why}" for each in unheld)
+    found = "; ".join(f"{each.keyword} at {each.path or 'the top level'}: {each.why}" for each in unheld)
     return UnheldSchemaError(
         f"tool {tool!r} has a schema that a grammar cannot express: {found}",
         fix=f"add {tool} to sampling.loose_tools (its arguments are still checked when it is called), or set "

@@ -1,7 +1,7 @@
 """Computes the tokens that a grammar allows at each position, while sampling a turn and when replaying it.
 
-A grammar is a structural tag (JSON text). xgrammar enforces it, in the same version as in vLLM, so the masks of the
-learner are bit for bit those of the sampler.
+A grammar is a structural tag (JSON text). xgrammar enforces it, in the same version as in vLLM, so the learner's
+masks are bit for bit the same as the sampler's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TurnGrammars:
         self._making = threading.Lock()
 
     def grammar_of(self, tools: Sequence[Mapping[str, Any]], *, must_call: bool = False) -> str:
-        """Return the structural tag of a turn with these tools. Raises McprlError if a schema cannot be enforced."""
+        """Return the structural tag for a turn with these tools. Raises McprlError if a schema cannot be enforced."""
         # Not sorted: the grammar requires properties in the schema's order.
         key = json.dumps([must_call, *tools])
         with self._making:
@@ -196,13 +196,13 @@ class Matcher:
     def fill(self, rows: torch.Tensor, index: int) -> None:
         """Write the admissible next tokens into row `index` of `rows`. The bits after the last token are undefined."""
         if self.ended:
-            raise _inadmissible(self._position, "the turn continues after the token that ended it")
+            raise _inadmissible(self._position, "the turn has more tokens after its end token")
         self._matcher.fill_next_token_bitmask(rows, index)
 
     def accept(self, token: int) -> None:
         """Advance by one token. Raises InadmissibleTokenError if the grammar does not allow it."""
         if self.ended:
-            raise _inadmissible(self._position, "the turn continues after the token that ended it")
+            raise _inadmissible(self._position, "the turn has more tokens after its end token")
         if not self._matcher.accept_token(token):
             raise _inadmissible(self._position, f"{self._vocabulary.name(token)} is not allowed")
         self._position += 1
@@ -261,14 +261,14 @@ class _Vocabulary:
 
 
 def load_grammars(model: str) -> Grammars:
-    """Load the tokenizer of a model, given by folder or name, and return its `Grammars`."""
+    """Load the tokenizer of a model (a folder or a Hugging Face name) and return a `Grammars` for it."""
     try:
         tokenizer = cast("Any", AutoTokenizer.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
         config = cast("Any", AutoConfig.from_pretrained(model))  # pyright: ignore[reportUnknownMemberType]
     except (OSError, ValueError) as error:
         raise BadValueError(
             f"model.path is {model!r}, but no model can be loaded from it: {str(error).splitlines()[0]}",
-            fix="use the folder of a model (./…, ../… or /…), or its name on the hub",
+            fix="use the folder of a model (./…, ../… or /…), or its Hugging Face name",
         ) from error
     return Grammars(tokenizer, int(config.get_text_config().vocab_size))
 

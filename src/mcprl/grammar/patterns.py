@@ -1,7 +1,7 @@
 r"""Parses the regular expressions of JSON Schemas into trees that match whole strings.
 
-JSON Schema searches a string for a `pattern`, but xgrammar matches the whole string. So the tree has "any text" on each
-side without an anchor. xgrammar ignores look-around and inner anchors with a warning; here they raise ValueError.
+JSON Schema searches a string for a `pattern`, but xgrammar matches the whole string. So on each side without an anchor,
+the tree matches any text. xgrammar ignores look-around and inner anchors with a warning; here they raise ValueError.
 
 Libraries disagree on what `\d`, `\w` and `\s` match beyond ASCII. Each class is taken as small as possible, and as
 large as possible if it is negated, so that all libraries accept every string that the tree matches.
@@ -32,7 +32,7 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Patterns in sequence: Joined(()) is the empty text."""
+    """Patterns in sequence: Joined(()) matches only the empty string."""
 
     items: tuple[Pattern, ...]
 
@@ -55,7 +55,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The beginning or the end of the text: Anchor("^"). Used only while a pattern is parsed."""
+    """The beginning or the end of the string: Anchor("^"). Used only while a pattern is parsed."""
 
     sign: str
 
@@ -108,12 +108,12 @@ def length_of(tree: Pattern) -> tuple[int, int | None]:
 
 
 def is_too_large(tree: Pattern) -> bool:
-    """Return whether the pattern is too large for a grammar once its counts are written out."""
+    """Return whether the pattern is too large for a grammar once its repetitions are expanded."""
     return num_chars(tree) > _MAX_CHARS
 
 
 def num_chars(tree: Pattern) -> int:
-    """Return the number of characters in the pattern after its counts are written out."""
+    """Return the number of characters in the pattern after its repetitions are expanded."""
     match tree:
         case Joined(parts) | Either(parts):
             return sum(num_chars(part) for part in parts)
@@ -152,7 +152,7 @@ def with_length(tree: Pattern, least: int, most: int | None) -> Pattern | None:
 
 
 def write_pattern(tree: Pattern, *, escapes: bool = False) -> str | None:
-    """Write the tree as a regular expression over raw text. Returns None if no matching text can be written.
+    """Write the tree as a regular expression for raw text. Returns None if no matching text can be written.
 
     With `escapes`, the text is JSON, so characters that may not appear in it can be escaped.
     """
@@ -180,7 +180,7 @@ def _write(tree: Pattern, escapes: bool) -> str | None:
             count = f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"
             return text + counts.get((least, most), count)
         case Anchor():
-            raise AssertionError("anchors are resolved when a pattern is read")
+            raise AssertionError("an anchor is left, although they are resolved when a pattern is read")
 
 
 def _written_out(text: str, least: int, most: int | None) -> str:
@@ -242,9 +242,9 @@ _NOT_NEWLINE = Chars(without(((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028,
 
 
 def read_pattern(pattern: str) -> Pattern:
-    """Parse a pattern that JSON Schema searches for into a tree that matches whole strings.
+    """Parse a JSON Schema `pattern`, which may match any part of a string, into a tree that matches whole strings.
 
-    Raises ValueError, which names the construct, if the pattern cannot be translated exactly.
+    If the pattern cannot be translated exactly, raises a ValueError that names the construct at fault.
     """
     if len(pattern) > MAX_PATTERN_CHARS:
         raise ValueError(f"a pattern of more than {MAX_PATTERN_CHARS} characters")
@@ -256,7 +256,7 @@ def read_pattern(pattern: str) -> Pattern:
 
 
 def _searched(tree: Pattern) -> Pattern:
-    """Replace the outer anchors: a side without an anchor matches any text there."""
+    """Replace the outer anchors. On a side without an anchor, the tree matches any text."""
     if isinstance(tree, Either):
         return Either(tuple(_searched(option) for option in tree.options))
     items = tree.items if isinstance(tree, Joined) else (tree,)
@@ -265,7 +265,7 @@ def _searched(tree: Pattern) -> Pattern:
     starts, ends = items[:1] == (Anchor("^"),), items[-1:] == (Anchor("$"),)
     inner = items[1 if starts else 0 : len(items) - (1 if ends else 0)]
     if any(_holds_anchor(item) for item in inner):
-        raise ValueError("an anchor (^ or $) inside")
+        raise ValueError("an anchor (^ or $) inside the pattern")
     if not (starts and ends) and all(length_of(item)[0] == 0 for item in inner):
         return ANY_TEXT
     return Joined((*(() if starts else (ANY_TEXT,)), *inner, *(() if ends else (ANY_TEXT,))))
@@ -322,7 +322,7 @@ class _Reader:
         self._place = counts.end()
         sign, least, comma, most = counts.groups()
         if isinstance(item, Anchor):
-            raise ValueError("an anchor (^ or $) inside")
+            raise ValueError("an anchor (^ or $) inside the pattern")
         if self._take("+"):
             raise ValueError("a possessive quantifier")
         self._take("?")  # a lazy count matches the same texts

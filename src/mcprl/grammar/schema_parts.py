@@ -60,7 +60,7 @@ class Unheld:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A subschema and its path, without the keywords in `done`. With `made`, it was generated and is not in the tool's
+    """A subschema and its path, without the keywords in `done`. If `made`, we generated it: it is not in the tool's
     schema.
 
     Part(path="/properties/tags", schema={"type": "array", "uniqueItems": True})
@@ -105,7 +105,7 @@ def _escaped(step: str) -> str:
 
 @dataclass
 class Findings:
-    """Problems found while a schema is rewritten. Each keyword of a path is listed once.
+    """Problems found while a schema is rewritten. Each keyword at a path is listed once.
 
     `unheld`: the grammar allows values that the schema rejects, or cannot write any value that the schema allows.
     `dead_ends`: the schema itself rejects every value at this path.
@@ -127,7 +127,7 @@ class Findings:
                     self.add(part, keyword, why)
 
     def add_dead_end(self, parts: Collection[Part], keywords: Collection[str], why: str) -> None:
-        """Report that no value is valid here. The report names the first of the keywords that a part has."""
+        """Report that no value is valid here. The message names the first part that has one of the keywords."""
         found = ((part, keyword) for part in parts for keyword in keywords if keyword in part and not part.made)
         for part, keyword in found:
             self.dead_ends.append(Unheld(part.path, keyword, why))
@@ -164,7 +164,7 @@ class Document:
         return valid if self._checking.assumed == assumed else unsure
 
     def gather(self, parts: Sequence[Part]) -> tuple[tuple[Part, ...], bool]:
-        """Return the parts and all parts that `allOf` and `$ref` lead to, and whether a reference was followed."""
+        """Return these parts with all that `allOf` and `$ref` lead to, and whether a reference was followed."""
         gathered: list[Part] = []
         seen: set[object] = set()
         followed = False
@@ -247,7 +247,7 @@ def number_schema(parts: Sequence[Part], findings: Findings, *, whole: bool) -> 
     if divisor > 1 and not bounds and divisor <= _MAX_DIVISOR:
         return {"type": "integer", "multipleOf": divisor}
     if divisor > 1:
-        why = f"a grammar can express multiples of at most {_MAX_DIVISOR}, and only without bounds"
+        why = f"a grammar can express multipleOf only up to {_MAX_DIVISOR} and without minimum or maximum"
         findings.add_all(parts, ("multipleOf",), why)
     # Without bounds, a number could have an exponent too large for a float, or any number of digits.
     most = _MAX_INTEGER if whole else _MAX_NUMBER
@@ -269,7 +269,7 @@ def _bounds(parts: Sequence[Part], findings: Findings, *, whole: bool) -> dict[s
         bounds["maximum"] = min(*highs, most)
     low, high = bounds.get("minimum", -most), bounds.get("maximum", most)
     if low > most or high < -most:
-        findings.add_all(parts, _LOWS if low > most else _HIGHS, f"it is above {most}, the limit for a grammar")
+        findings.add_all(parts, _LOWS if low > most else _HIGHS, f"it is beyond ±{most}, the limit for a grammar")
         return {}
     if low > high:
         asked_low, asked_high = ([bound for each in side for bound in asked[each]] for side in (_LOWS, _HIGHS))
@@ -306,7 +306,7 @@ def string_schema(parts: Sequence[Part], findings: Findings, *, escapes: bool) -
         why = (
             f"a grammar can count at most {MAX_COUNT} characters"
             if counted
-            else "a grammar cannot limit the length of this pattern"
+            else "a grammar cannot limit the length of strings with this pattern"
         )
         findings.add_all(parts, ("minLength", "maxLength"), why)
         counted = tree
@@ -352,7 +352,7 @@ _MAX_DEPTH = 6
 
 
 class Branches:
-    """Checks a rewritten schema: `oneOf` branches exclude each other, and every definition has a finite value."""
+    """Checks that in a rewritten schema, `oneOf` branches exclude each other and each definition has a finite value."""
 
     def __init__(self, document: Document, findings: Findings, definitions: Mapping[str, Schema | None]) -> None:
         self._document = document
@@ -434,7 +434,7 @@ def _kinds(kind: str) -> set[str]:
 
 
 def _kinds_of(part: Part) -> set[str] | None:
-    """Return the types that a part allows. None: any."""
+    """Return the types that a part allows. None: any type."""
     if "enum" in part or "const" in part:
         values: list[Any] = part.get("enum") if "enum" in part else [part.get("const")]
         return {kind for value in values for kind in _kinds(_kind_of_value(value))}

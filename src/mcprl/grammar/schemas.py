@@ -45,7 +45,7 @@ _UNEVALUATED = "it depends on which other schemas match"
 _DYNAMIC = "its target depends on the path that leads to it"
 # Keywords that are never enforced. For each: the values that reject nothing, and why any other value is reported.
 _NEVER_HELD: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "not": ((), "a grammar cannot exclude values that it otherwise allows"),
+    "not": ((), "a grammar cannot express exceptions from what it allows"),
     "dependencies": ((), _DEPENDENT),
     "dependentRequired": (({},), _DEPENDENT),
     "dependentSchemas": (({},), _DEPENDENT),
@@ -64,7 +64,7 @@ _MAX_INTEGER = 2**63 - 1
 
 
 class _Rewriter:
-    """Rewrites one schema. `excludes` are texts that may not occur in a call. For `escapes` see `write_pattern`."""
+    """Rewrites one schema. `excludes` are strings that may not occur in a call. For `escapes` see `write_pattern`."""
 
     def __init__(self, schema: Mapping[str, Any], *, excludes: Sequence[str], escapes: bool, work: GrammarWork) -> None:
         self.findings = Findings(work=work)
@@ -121,7 +121,7 @@ class _Rewriter:
                 self.findings.add(
                     part,
                     part.keywords[0],
-                    "no value matches, because each value must contain another value of its kind",
+                    "no value matches, because every value must contain another value of the same schema",
                 )
 
     def _written(self, parts: Sequence[Part], depth: int, width: int) -> Schema | None:
@@ -142,7 +142,7 @@ class _Rewriter:
         if types is None:
             return {}
         if not types:
-            return self.findings.add_dead_end(parts, ("type",), "no type is left")
+            return self.findings.add_dead_end(parts, ("type",), "no type satisfies all schemas that apply")
         return _any_of([self._of_type(kind, parts, depth) for kind in types])
 
     def _listed(self, holder: Part, parts: Sequence[Part]) -> Schema | None:
@@ -155,7 +155,7 @@ class _Rewriter:
             if valid:
                 self.findings.add(holder, keyword, "none of its values can be written in a call")
                 return {}
-            return self.findings.add_dead_end((holder,), (keyword,), "none of its values is allowed")
+            return self.findings.add_dead_end((holder,), (keyword,), "none of its values satisfies all keywords")
         listed = [value for value in writable if _short_range(value) is None]
         ranges = [short for value in writable if (short := _short_range(value)) is not None]
         return _any_of([*([{"enum": listed}] if listed else []), *ranges])
@@ -170,7 +170,7 @@ class _Rewriter:
         branches = range(len(part.get(keyword)))
         rest = tuple(each.without(keyword) if each is part else each for each in parts)
         if width * len(branches) > _MAX_COMBINATIONS:
-            self.findings.add(part, keyword, f"more than {_MAX_COMBINATIONS} combinations")
+            self.findings.add(part, keyword, f"it leads to more than {_MAX_COMBINATIONS} combinations of branches")
             return self._place(rest, depth, width)
         written = [self._place((*rest, part.at(keyword, branch)), depth, width * len(branches)) for branch in branches]
         if keyword == "oneOf":
@@ -230,7 +230,7 @@ class _Rewriter:
             if written is not None:
                 properties[name] = written
             elif name in required:
-                why = f"no value matches the required property {name!r}"
+                why = f"no value is valid for the required property {name!r}"
                 return self.findings.add_dead_end(parts, ("required",), why)
         self._check_counts(parts, len(required), len(properties))
         schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
@@ -262,9 +262,9 @@ class _Rewriter:
         """Report `minProperties` or `maxProperties` if an object of `fewest` to `most` properties can violate it."""
         for part in parts:
             if part.get("minProperties", 0) > fewest:
-                self.findings.add(part, "minProperties", "a grammar does not count properties")
+                self.findings.add(part, "minProperties", "a grammar cannot count properties")
             if "maxProperties" in part and (most is None or part.get("maxProperties") < most):
-                self.findings.add(part, "maxProperties", "a grammar does not count properties")
+                self.findings.add(part, "maxProperties", "a grammar cannot count properties")
 
 
 def _items_at(part: Part, index: int) -> list[Part]:
@@ -306,7 +306,7 @@ def _short_range(value: Any) -> Schema | None:
 
 
 def _any_of(schemas: Sequence[Schema | None]) -> Schema | None:
-    """Return a schema that allows any of the schemas, without duplicates. None if there are none."""
+    """Return the union of the schemas, without duplicates. None if there are none."""
     flat: dict[str, Schema] = {}
     for schema in schemas:
         if schema is not None:
@@ -321,13 +321,13 @@ def _any_of(schemas: Sequence[Schema | None]) -> Schema | None:
 def rewrite(
     schema: Mapping[str, Any], *, excludes: Sequence[str] = (), escapes: bool = False, work: GrammarWork | None = None
 ) -> tuple[dict[str, Any], tuple[Unheld, ...]]:
-    """Return the schema for a grammar, and every keyword that the grammar does not enforce. Raises OverLimitError.
+    """Rewrite a schema for a grammar. Also returns every keyword that is not enforced. Raises OverLimitError.
 
     Apart from the reported keywords, the result allows nothing that the schema forbids. It may allow less.
 
     `excludes` are the strings that the grammar excludes. Values that contain one are left out here; otherwise xgrammar
-    would allow the name of a property and then no value for it. xgrammar does not exclude texts in strings with a
-    pattern, but these strings contain no `<`. With `escapes`, the whole call is JSON, so such a string may have escaped
+    would allow the name of a property and then no value for it. xgrammar excludes nothing from strings with a pattern,
+    but these strings contain no `<`. With `escapes`, the whole call is JSON, so such a string may have escaped
     characters.
 
     >>> rewrite({"properties": {"id": {"type": "string", "pattern": "^[a-f]+$", "maxLength": 9}}})[0]["properties"]

@@ -2,7 +2,7 @@
 
 The attention works for any model whose layers use transformers' attention interface. On a GPU, one `flex_attention`
 kernel gets the tree as a block mask. On a CPU, PyTorch's attention is called once per node, with the queries of the
-node and the keys of the node and its ancestors, so nothing is padded, and no pairs of different branches are computed.
+node and the keys of the node and its ancestors, so nothing is padded, and no token pairs across branches are computed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_SHARED_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The packed tokens from `start` to `stop` (exclusive). Node `parent` comes before it; −1: none."""
+    """The packed tokens from `start` to `stop` (exclusive). `parent` is the index of the node before it, or −1."""
 
     start: int
     stop: int
@@ -39,7 +39,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Tree:
-    """Nodes in order, each after its parent.
+    """A tree of shared prefixes: its nodes, each after its parent.
 
     A token attends to all tokens of its node's ancestors, to the tokens before it in its node, and to itself.
 
@@ -251,7 +251,7 @@ def _compiled_flex() -> Any:
 
 @lru_cache(maxsize=4)
 def _block_mask(tree: Tree, device: torch.device) -> BlockMask:
-    """Return `create_block_mask(tree_mask(tree, device), …)`, but compute it without a grid of all pairs of tokens.
+    """Compute `create_block_mask(tree_mask(tree, device), …)` without a grid of all pairs of tokens.
 
     Let o[b, x] be the number of tokens of node x in block b. The number of pairs of tokens for which query block b
     attends to key block c is
@@ -284,7 +284,7 @@ def _block_mask(tree: Tree, device: torch.device) -> BlockMask:
 
 
 def _counted(is_in_BB: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return, as flex_attention expects, the number of True key blocks per row and all key blocks, True ones first."""
+    """Return, for flex_attention, each row's number of True key blocks and list of all key blocks, True ones first."""
     order_BB = is_in_BB.int().argsort(dim=1, descending=True, stable=True)
     return is_in_BB.sum(1, dtype=torch.int32).to(device)[None, None], order_BB.int().to(device)[None, None]
 
@@ -304,7 +304,7 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def require_sharable(config: PretrainedConfig, model: str) -> None:
-    """Raise UnsharableError for a model that has layers other than full attention: windows, states, convolutions."""
+    """Raise UnsharableError if a layer is not full attention, but a window, a recurrent state or a convolution."""
     text: PretrainedConfig = cast("Any", config).get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     window = getattr(text, "sliding_window", None)
@@ -315,7 +315,7 @@ def require_sharable(config: PretrainedConfig, model: str) -> None:
         kinds.add("custom attention")
     if kinds != {"full_attention"}:
         raise UnsharableError(
-            f"{model} has layers of {', '.join(sorted(kinds - {'full_attention'}))}; trajectories can share a prefix "
+            f"{model} has layers with {', '.join(sorted(kinds - {'full_attention'}))}; trajectories can share a prefix "
             "only if every layer uses full attention",
             fix=_FIX,
         )

@@ -1,4 +1,4 @@
-"""A learner in several processes. The run starts them, sends each request to all, and uses the answer of the first.
+"""A learner in several processes. The run starts them, sends each request to all, and uses the response of rank 0.
 
 If one process ends or fails, the others may wait for it forever. So all are killed, and the error names the one that
 failed.
@@ -37,7 +37,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a process needs to start. `constrained` is true if trajectories are sampled under grammars.
+    """What a learner process needs to start. `constrained` is true if trajectories are sampled under grammars.
 
     The processes exchange their addresses through the file `rendezvous`, in a folder that only the user can access.
 
@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A process's answer to a request: the result or the error. Only the first process sends results.
+    """A process's response to a request: the result or the error. Only the first process sends results.
 
     Answer(result=Update(…), error=None)
     """
@@ -195,7 +195,7 @@ class DistributedLearner:
         self._lines[rank].set_result((reader, writer))
 
     async def _ask(self, message: Any) -> Any:
-        """Send a message to all processes, wait for all answers, and return the first process's result."""
+        """Send a message to all processes, wait for all responses, and return the result of rank 0."""
         async with self._turn:
             if self._lost is not None:
                 raise LearnerLostError(
@@ -218,7 +218,7 @@ class DistributedLearner:
                 raise
 
     async def _ask_one(self, rank: int, message: Any, errors: list[McprlError]) -> Any:
-        """Return the result of one process, or raise its error after appending it to `errors`, in order of time."""
+        """Return the result of one process, or append its error to `errors` and raise it."""
         talk, end = asyncio.create_task(self._talk(rank, message)), asyncio.create_task(self._processes[rank].wait())
         try:
             await asyncio.wait((talk, end), return_when=asyncio.FIRST_COMPLETED)
@@ -265,7 +265,7 @@ def _with_folder(method: str, folder: Path) -> tuple[str, Path]:
 
 
 def _remoteness(error: McprlError) -> int:
-    """Rank errors by how far they are from the cause. The error with the lowest rank is reported.
+    """Return how far an error is from the cause. Of several errors, the closest is reported.
 
     An error that a process raised says more than the end of a process. Among processes that ended, one that was killed
     by a signal is the likely cause.

@@ -56,7 +56,7 @@ class Learner(Protocol):
         ...
 
     async def load_state(self, folder: Path) -> Weights:
-        """Restore what `save_state` wrote. Writes the restored weights for the sampler again and returns them.
+        """Restore what `save_state` wrote, write the restored weights for the sampler again, and return them.
 
         Raises OtherStateError if the state was saved under settings that do not fit the current ones.
         """
@@ -75,12 +75,12 @@ class Receiver(Protocol):
     """A server that receives weights. It is pickled for each process of the learner."""
 
     def receive(self, model: Any, tensors: Callable[[], Iterator[Any]], *, device: Any, dtype: Any, rank: int) -> None:
-        """Receive the parameters of a model, which `tensors` yields whole and by name. Each process calls this."""
+        """Receive the parameters of a model. `tensors` yields them whole, with their names. Each process calls this."""
         ...
 
 
 class OnGpu(Protocol):
-    """A torch learner, which can leave its GPUs to the sampler. Until it returns, it only saves, loads and sends."""
+    """A torch learner, which can leave its GPUs to the sampler. While off them, it only saves, loads and sends."""
 
     async def leave_gpu(self) -> None:
         """Move the weights and the optimizer's state to main memory, and return the GPU memory to the driver."""
@@ -97,9 +97,9 @@ class OnGpu(Protocol):
 async def open_learner(
     config: RunConfig, *, folder: Path, grammars: Grammars | None, engine: SkyrlEngine | None = None
 ) -> AsyncGenerator[Learner]:
-    """Open the learner of a run: behind the API of `engine`, in this process, or in several processes.
+    """Open the learner of a run: on the server of `engine`, in this process, or in several processes.
 
-    It writes the versions of its weights to `folder`.
+    The learner writes the versions of its weights to `folder`.
     """
     if engine is not None:
         from mcprl.learning.skyrl_learner import SkyrlLearner

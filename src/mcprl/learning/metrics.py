@@ -22,10 +22,10 @@ from mcprl.records import Columns, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The data of one scored pack for the metrics, detached and on the CPU so that processes can exchange it.
+    """What the metrics need from one scored pack, detached and on the CPU so that processes can exchange it.
 
-    `sampled_tokens` counts all sampled tokens of the pack, including forced ones. `ratios` maps a trajectory's task and
-    member to one ratio per token.
+    `sampled_tokens` counts all sampled tokens of the pack, including forced ones. `ratios` maps the task id and
+    the member number of a trajectory to one ratio per token.
 
     Seen(loss=-0.02, alignment=1.0, sampled_tokens=3,
          columns={"logprob": tensor([-0.3, -1.2]), "policy_loss": tensor([-0.01, -0.01]), …},
@@ -40,7 +40,7 @@ class Seen:
 
     @classmethod
     def later(cls, examples: Sequence[Example], scores: Scores, pack: Pack, outcome: Outcome) -> Callable[[], Seen]:
-        """Return a function that returns `Seen.of(…)`, which waits for a GPU. It keeps no graph and no grammar mask."""
+        """Return a function that calls `Seen.of(…)`, which waits for a GPU. The function holds no graph and no mask."""
         scores = scores._replace(logprob_N=scores.logprob_N.detach(), entropy_N=scores.entropy_N.detach(), value_N=None)
         pack = replace(pack, targets=pack.targets._replace(admissible_NW=None))
         return partial(cls.of, examples, scores, pack, replace(outcome, loss=outcome.loss.detach()))
@@ -100,7 +100,7 @@ class UpdateMetrics:
 
     @property
     def looked_at_parity(self) -> bool:
-        """Whether `check_parity` has checked a minibatch. It has not if all tokens were stale."""
+        """Whether `check_parity` has looked at a minibatch, even one in which all tokens were stale."""
         return bool(self._parity)
 
     def add(self, seen: Seen) -> None:
@@ -122,8 +122,8 @@ class UpdateMetrics:
         Fresh tokens were sampled with the learner's current weights; for tokens of older weights a difference is
         expected. The check runs after each minibatch until one had fresh tokens or an optimizer step was made.
 
-        The check uses the mean difference per token. Rounding errors keep it small for any number of tokens, and a real
-        fault raises it, whether all tokens differ a little or a few tokens differ a lot. The largest difference grows
+        The check uses the mean difference per token. Rounding errors keep it small for any number of tokens. A real
+        error raises it, whether all tokens differ a little or a few tokens differ a lot. The largest difference grows
         with the number of tokens even if nothing is wrong, so it is only reported as a health metric.
         """
         if self._parity.get("parity_tokens") or self.steps_made:
@@ -137,8 +137,8 @@ class UpdateMetrics:
         mean = self._parity["parity_logprob_mean_abs_error"]
         if not mean <= max_parity_error:
             raise ParityError(
-                f"before any update, sampler and learner disagree by {mean:.3g} nats per token on the same "
-                f"{len(sampled_N)} tokens (at most {self._parity['parity_logprob_max_abs_error']:.3g}); "
+                f"before any update, sampler and learner disagree by {mean:.3g} nats per token "
+                f"(max: {self._parity['parity_logprob_max_abs_error']:.3g}) on the same {len(sampled_N)} tokens; "
                 f"learner.max_parity_error is {max_parity_error:g}",
                 fix="use the same model and dtype in both, or raise learner.max_parity_error for bfloat16",
             )

@@ -32,7 +32,7 @@ _LIVE, _KEPT = "default", "reference"
 
 
 class Reference:
-    """The reference policy: fixed, a moving average of the policy, or a copy of it every `kl.lag` updates.
+    """The reference policy: fixed, a moving average of the policy, or a copy made every `kl.lag` updates.
 
     With LoRA it is the base model or a second adapter, otherwise a copy of the whole policy. A fixed reference is the
     initial policy. With `starts_apart`, the initial policy is not the base model, because training starts from an
@@ -124,7 +124,7 @@ class Reference:
 def load_policy(config: RunConfig, device: torch.device, *, base: Any = None) -> Policy:
     """Load the policy at version 0: the base model with a new adapter, which changes nothing, or with model.adapter.
 
-    A `base` that is given is not loaded. On the device "meta" the result has shapes but no weights.
+    If `base` is given, it is used as the base model. On the device "meta", the policy has shapes but no weights.
     """
     transformers_logging.disable_progress_bar()  # a progress bar would garble the run's display
     base = _load_base(config, device) if base is None else base
@@ -163,7 +163,7 @@ def load_policy(config: RunConfig, device: torch.device, *, base: Any = None) ->
 
 
 def _take_over(model: Any, adapter: Path) -> None:
-    """Copy the tensors of a saved adapter into a new one. Raises BadValueError if they do not have the same tensors."""
+    """Copy the tensors of a saved adapter into a new one. Raises BadValueError if names or shapes differ."""
     saved: dict[str, Tensor] = load_file(adapter / "adapter_model.safetensors")
     own: dict[str, Tensor] = cast("Any", peft).get_peft_model_state_dict(model)
     unlike = [name for name in own.keys() | saved.keys() if _shape(own.get(name)) != _shape(saved.get(name))]
@@ -221,7 +221,7 @@ def _require_plain_head(base: Any, path: str) -> None:
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_scale")
     bent = [name for name in names if getattr(config, name, None) not in (None, 1.0)]
     if getattr(head, "bias", None) is not None:
-        bent.append("a bias of the head")
+        bent.append("a bias on the head")
     if bent:
         raise BadValueError(
             f"{path} changes its logits after the head ({', '.join(bent)}), which the learner does not reproduce",
@@ -230,10 +230,10 @@ def _require_plain_head(base: Any, path: str) -> None:
 
 
 def require_plain_names(model: Any, path: str) -> None:
-    """Raise BadValueError if the model's files have other tensors than the model, as with experts of a mixture."""
+    """Raise BadValueError if the tensors in the model's files differ from those in memory, as MoE experts do."""
     if get_model_conversion_mapping(model, add_legacy=False):
         raise BadValueError(
-            f"{path} has other tensors in its files than in memory, and vLLM knows only those of the files",
+            f"{path} has different tensors in its files and in memory, and vLLM knows only those in the files",
             fix="set sampling.vllm.weight_transfer to files",
         )
 

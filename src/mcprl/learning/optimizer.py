@@ -46,7 +46,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 class Optimisation:
     """The optimizer of a policy and its learning-rate schedule.
 
-    `named` maps names to the trained parameters, in the order of the optimizer's groups. With several processes they
+    `named` maps names to the trained parameters, in the order of the optimizer's groups. With several processes, these
     are the shards of this process.
     """
 
@@ -136,7 +136,7 @@ class Optimisation:
 
     @torch.no_grad()
     def become(self, state: State) -> None:
-        """Replace the state with this one and drop all gradients."""
+        """Replace the current state with `state`, and drop all gradients."""
         held: dict[Tensor, dict[str, Tensor]] = self.optimiser.state
         for name, parameter in self.named.items():
             own_part(parameter).copy_(state.tensors[f"policy/{name}"])

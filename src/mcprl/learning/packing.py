@@ -34,8 +34,8 @@ _REPORT = "report this bug in mcprl, with the trajectory"
 class Example:
     """One trajectory, the positions of its scored tokens, and the columns of those tokens.
 
-    `sequences` are the token ids of each of its branches. A scored token is token `place_N` of branch `branch_N`, the
-    first branch that contains it.
+    `sequences` holds the token ids of each branch of the trajectory. A scored token is token `place_N` of branch
+    `branch_N`, the first branch that contains it.
     """
 
     trajectory: Trajectory
@@ -68,8 +68,8 @@ class Example:
         )
         if not bool((place_N > 0).all()):
             raise AlignmentError(
-                f"{example.name}: the first token is marked as sampled, but has no earlier tokens from which to "
-                "predict it",
+                f"{example.name}: the first token is marked as sampled, but there are no earlier tokens to predict "
+                "it from",
                 fix=_REPORT,
             )
         return example
@@ -81,7 +81,7 @@ class Example:
     @property
     def name(self) -> str:
         t = self.trajectory
-        return f"task {t.task_id}, member {t.member} of step {t.step}"
+        return f"episode {t.member} of task {t.task_id} in step {t.step}"
 
     def on_tokens(self, value_N: Tensor) -> Tensor:
         """Expand a column of the scored tokens to all tokens of the trajectory, with 0 for the others."""
@@ -203,7 +203,7 @@ def make_pack(examples: Sequence[Example], layout: Layout, admissible_NW: Tensor
 
 
 def check_alignment(pack: Pack, examples: Sequence[Example]) -> float:
-    """Return the share of scored tokens that equal the tokens the sampler returned. Raises AlignmentError below 1.
+    """Return the share of scored tokens that equal the tokens the sampler returned. Raises AlignmentError if below 1.
 
     The ids come from independent sources: the learner's from the packed tensor, the sampler's from the `sampled_ids` of
     each turn.
@@ -239,7 +239,7 @@ class Replayer:
         self.spent_s = 0.0
 
     def admissible(self, trajectories: Sequence[Trajectory], scored: Sequence[Sequence[bool]]) -> Tensor | None:
-        """Return the admissible tokens at each scored token as an int32 bitmask [N, W]; None if no grammar was used.
+        """Return the admissible tokens at each scored position as an int32 bitmask [N, W]; None if no grammar was used.
 
         If only some trajectories have a grammar, all bits are set in the rows of the others.
         """
@@ -248,9 +248,9 @@ class Replayer:
             return None
         if self._grammars is None:
             raise AlignmentError(
-                f"task {held.task_id}, member {held.member} was sampled under a grammar, but the learner has no "
-                "grammars to replay, so it would score another distribution",
-                fix="create the learner with the grammars of the model: mcprl.grammar.masks.load_grammars",
+                f"episode {held.member} of task {held.task_id} was sampled under a grammar, but the learner has no "
+                "grammars to replay, so its logprobs would come from a different distribution",
+                fix="create the learner with the model's grammars: mcprl.grammar.masks.load_grammars",
             )
         started = time.monotonic()
         parts: list[Tensor] = []
@@ -281,8 +281,8 @@ def _turn_parts(grammars: Grammars, trajectory: Trajectory, mask: Sequence[bool]
             recorded = tuple(column[place] for place in own)
             if recorded != replayed:
                 raise AlignmentError(
-                    f"task {trajectory.task_id}, member {trajectory.member}, turn {number}: {sum(recorded)} tokens "
-                    f"were recorded as {name}, but replaying the grammar gives {sum(replayed)} or different positions",
+                    f"episode {trajectory.member} of task {trajectory.task_id}, turn {number}: {sum(recorded)} tokens "
+                    f"were recorded as {name}, but replaying the grammar gives others ({sum(replayed)} tokens)",
                     fix=_REPORT,
                 )
         parts.append(replay.admissible[[index for index, place in enumerate(own) if mask[place]]])
@@ -304,9 +304,9 @@ class Packer:
     def divide(self, examples: Sequence[Example], processes: int = 1) -> list[list[int]]:
         """Return the indices of the examples of each pack.
 
-        With `share_prefix`, a pack gets examples with long common prefixes, otherwise examples of similar length. For
-        several processes, which compute as many packs each, the packs become smaller until no process is idle in the
-        last round, and packs of similar size follow one another.
+        With `share_prefix`, a pack gets examples with long common prefixes, otherwise examples of similar length. All
+        processes must compute the same number of packs. So, with several processes, packs are made smaller until no
+        process is idle in the last round, and packs of similar size follow one another.
         """
         ids = [example.sequences[0] for example in examples]
         likeness = ids if self.share_prefix else [(max(map(len, example.sequences)),) for example in examples]
@@ -331,7 +331,7 @@ class Packer:
     def _fill(
         self, lengths: Sequence[int], rows: Sequence[int], shared: Sequence[int], budget: int
     ) -> list[tuple[int, list[int]]]:
-        """Fill packs in order with as many places as fit into the budget. Return the size and the places of each."""
+        """Fill packs in order with as many trajectories as fit into the budget. Return the size and places of each."""
         packs: list[tuple[int, list[int]]] = []
         for place, length in enumerate(lengths):
             size, places = packs[-1] if packs else (0, [])

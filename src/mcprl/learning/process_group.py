@@ -1,6 +1,6 @@
 """The processes that compute an update: only this one, or several that shard the weights (`sharding`).
 
-The learner works with a `ProcessGroup`. It has the few operations that differ between one process and several.
+The learner uses a `ProcessGroup` for the few operations that differ between one process and several.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ProcessGroup:
     """The processes of a learner, as seen by one of them. This base class is a group of one process.
 
     All processes call the same methods in the same order. The model is loaded on `loading_device`, then sharded, and
-    computes on `device`. The default is the GPU if there is one.
+    computes on `device`. The default device is the GPU if there is one.
     """
 
     rank: int = 0

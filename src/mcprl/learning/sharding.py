@@ -100,7 +100,7 @@ def deal(packs: Sequence[Any], rank: int, size: int) -> list[Any]:
 
 
 def trained_state(policy: Policy) -> Mapping[str, Tensor]:
-    """Return the tensors of a version of the weights, by name: the trained adapter, or the whole model."""
+    """Return the tensors that make up a version of the weights, by name: the trained adapter or the whole model."""
     model = cast("nn.Module", policy.model)
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if not isinstance(model, PeftModel):
@@ -145,7 +145,7 @@ class Fsdp2Team(Team):
         layers = [module for module in base.modules() if type(module).__name__ in names]
         if not layers:
             raise BadValueError(
-                f"{path} cannot be sharded, because it does not declare its layers", fix="set learner.processes to 1"
+                f"{path} cannot be sharded: it does not declare its layer classes", fix="set learner.processes to 1"
             )
         for layer in layers:
             shard(layer, mesh=mesh, mp_policy=precision)

@@ -38,8 +38,8 @@ _GRAD_NORM = "skyrl.ai/grad_norm"
 class _Scored:
     """Rows that were scored with gradients, and the leaf tensor with the logprobs of their scored tokens.
 
-    `before_N` is the position, within its row `row_N`, of the token before each scored token, from which it is
-    predicted.
+    For each scored token, `row_N` is its row, and `before_N` is the position in that row of the token before it, whose
+    logits predict it.
     """
 
     rows: tuple[tuple[int, ...], ...]
@@ -50,7 +50,7 @@ class _Scored:
     def gradient_rows(self) -> list[ScoredRow]:
         """Return the rows that have a scored token, with the gradients that the server needs for its backward pass."""
         gradient_N = self.logprob_N.grad
-        assert gradient_N is not None, "scored for learning without a backward pass"
+        assert gradient_N is not None, "scored for training, but no backward pass followed"
         found: list[ScoredRow] = []
         for number, token_ids in enumerate(self.rows):
             own_N = self.row_N == number
@@ -97,7 +97,7 @@ class RemotePolicy:
 
 
 class RemoteOptimisation:
-    """Adam on the server, with the learning-rate schedule on this side. `steps` is the number of steps made.
+    """Adam on the server. The learning-rate schedule is computed here. `steps` is the number of steps made.
 
     `rate_factor` multiplies the scheduled rate. It is below 1 after updates that exceeded algorithm.kl.cap.
     """
@@ -152,7 +152,7 @@ class RemoteOptimisation:
 
 
 class RemoteReference:
-    """A second adapter on the server: the base model, or a copy of the policy made every `kl.lag` updates."""
+    """A second adapter on the server: without effect (base model), or copied from the policy every `kl.lag` updates."""
 
     def __init__(self, engine: SkyrlEngine, kl: KlConfig) -> None:
         self._engine = engine
@@ -214,7 +214,7 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
 
     @classmethod
     async def open(cls, config: RunConfig, engine: SkyrlEngine, *, folder: Path) -> SkyrlLearner:
-        """Create the learner of an open engine, and its reference if it needs one."""
+        """Create a learner that uses an open engine, and its reference if it needs one."""
         learner = cls(config, engine, folder=folder)
         if learner.reference is not None:
             await engine.attempt(engine.open_reference)
@@ -253,16 +253,16 @@ class SkyrlLearner(BatchLearner[RemotePolicy, RemoteOptimisation, RemoteReferenc
         with storage_faults(f"reading the learner's state in {folder}"):
             if not (folder / _STATE_FILE).is_file():
                 raise OtherStateError(
-                    f"{folder} contains no state of engine skyrl",
-                    fix=("resume with the engine with which the run started"),
+                    f"{folder} contains no state that engine=skyrl saved",
+                    fix=("resume with the engine that the run started with"),
                 )
             saved = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
         before = saved["settings"].items()
         changed = [f"{name} was {value}" for name, value in before if value != self._settings()[name]]
         if changed:
             raise OtherStateError(
-                f"the state in {folder} was saved with other settings: {'; '.join(changed)}",
-                fix="resume with the settings with which the run started, or start a new run",
+                f"the state in {folder} was saved with different settings: {'; '.join(changed)}",
+                fix="resume with the settings that the run started with, or start a new run",
             )
         progress = _Progress(**saved["resume_point"])
         await self._engine.attempt(lambda: self._engine.become(progress.version, saved["state"], saved["reference"]))

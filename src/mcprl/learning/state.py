@@ -31,7 +31,7 @@ _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The tensors of this process's shard by name, and facts as JSON values.
+    """The tensors of this process's shard, by name, and facts as JSON values.
 
     State(tensors={"policy/model.lm_head.weight": tensor([…]), "adamw/step/model.lm_head.weight": tensor(3.0)},
           facts={"optimiser_steps": 3, …})
@@ -81,7 +81,7 @@ class Origin:
 
     @property
     def is_by_rows(self) -> bool:
-        """Return whether each process has consecutive rows of every tensor. Any number of processes can load that."""
+        """Return whether each process has consecutive rows of every tensor. Any number of processes can load them."""
         return self.processes == 1 or self.sharding == "fsdp2"
 
     def file(self, folder: Path, rank: int, suffix: str) -> Path:
@@ -99,7 +99,7 @@ def read_state(origin: Origin, folder: Path, rank: int) -> tuple[State, Origin]:
     """Read what `write_state` wrote. Return the state and the `Origin` that it was saved with; `origin` is the current
     one.
 
-    FSDP2 may have sharded it over another number of processes. Raises OtherStateError if it was sharded differently.
+    FSDP2 may have saved it with another number of processes. Raises OtherStateError if it was sharded in another way.
     """
     file = next(iter(sorted(folder.glob("learner-0-of-*.json"))), None)
     if file is None:
@@ -152,7 +152,7 @@ def require_fit(state: State, expected: Mapping[str, Tensor], saved: Origin, ori
     if wrong is not None:
         raise OtherStateError(
             f"the saved state of the learner {wrong}{_changes(saved, origin)}",
-            fix="resume with the settings with which the run started, or start a new run",
+            fix="resume with the settings that the run started with, or start a new run",
         )
 
 

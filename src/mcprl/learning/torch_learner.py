@@ -1,4 +1,4 @@
-"""The torch learner, which holds the model with transformers and PEFT, and updates it with AdamW."""
+"""The torch learner, which loads the model with transformers and PEFT, and updates it with AdamW."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
     """Trains a policy, on the GPU if there is one. The methods are described in `Learner`.
 
-    `grammars` replays the grammars that trajectories were sampled under; None if sampling is not constrained. Versions
+    `grammars` replays the grammars under which trajectories were sampled; None if sampling is not constrained. Versions
     of the weights are written to `folder`. `save_state` writes the tensors in use, without a second copy in memory.
     """
 
@@ -80,7 +80,7 @@ class TorchLearner(BatchLearner[Policy, Optimisation, Reference]):
         await in_torch_thread(self._move, self._processes.device)
 
     def _move(self, device: torch.device) -> None:
-        """Move everything that stays between updates, except what DeepSpeed or bitsandbytes hold."""
+        """Move all that is kept between updates, except what DeepSpeed or bitsandbytes holds."""
         learner = self._config.learner
         if learner.tuning != "lora_4bit" and (self._processes.size == 1 or learner.sharding == "fsdp2"):
             self.optimisation.forget_gradients()

@@ -207,15 +207,15 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         if tally.undone:
             rate, cap = self.optimisation.learning_rate, self._config.algorithm.kl.cap
             return (
-                f"the update moved the policy by {tally.moved:.2g} nats per token, to {tally.distance:.2g} from its "
-                f"reference, and was undone because algorithm.kl.cap is {cap:g}"
+                f"the update moved the policy by {tally.moved:.2g} nats per token and left it {tally.distance:.2g} "
+                f"from the reference; it was undone because algorithm.kl.cap is {cap:g}"
                 + (f", and the learning rate was halved to {rate:.2g}" if rate < rate_before else "")
             )
         if tally.steps_made:
             return None
         if tally.steps_over_cap:
-            return "every optimizer step was skipped, because the KL was above algorithm.kl.cap"
-        return "all rewards are equal within every group, so there is nothing to learn"
+            return "every optimizer step was skipped, because the KL from the reference was above algorithm.kl.cap"
+        return "in every group, all rewards are equal, so there is nothing to learn"
 
     def _too_little(self, tokens: float, share: float) -> str | None:
         algorithm = self._config.algorithm
@@ -223,7 +223,7 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         if tokens < least_tokens:
             return (
                 f"{tokens:.0f} tokens are learnable with sampling.constrain={self._config.sampling.constrain} and "
-                f"masks={algorithm.masks}, but algorithm.min_learnable_tokens is {least_tokens}"
+                f"algorithm.masks={algorithm.masks}, but algorithm.min_learnable_tokens is {least_tokens}"
             )
         if share < least_share:
             return (
@@ -353,8 +353,8 @@ class _OngoingUpdate:
     def _read_old_logprobs(self, minibatches: Sequence[Sequence[int]]) -> bool:
         """Score the examples with the policy before the update, if the objective needs that and it was not done yet.
 
-        If each minibatch is scored once, the first one is left out, because its own forward passes give the same
-        logprobs, and so are others that move no weights. Returns whether that is so.
+        With one epoch and no KL cap, it leaves out the first minibatch, whose own forward passes give the same
+        logprobs, and, without demonstrations, minibatches that move no weights. Returns True if the first was left out.
         """
         algorithm = self._config.algorithm
         if algorithm.old_logprobs != "recomputed" or self._batch.readings.logprobs is not None:

@@ -1,6 +1,6 @@
 """A process of a `DistributedLearner`, started as `python -m mcprl.learning.worker`.
 
-It reads its rank and the socket from its environment, and answers requests in order until the connection closes.
+It reads its rank and the socket from its environment, and handles requests in order until the connection closes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Code for all programs that run in bubblewrap: finding it, its namespaces, and seccomp filters."""
+"""Shared code for running programs in bubblewrap: finding `bwrap`, its namespace options, and seccomp filters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALLOW_NAMESPACES = (
 
 
 def find_bubblewrap(sandbox: str, otherwise: str) -> str:
-    """Return the path of `bwrap`, or raise SandboxMissingError. `otherwise` is the alternative to installing it."""
+    """Return the path of `bwrap`. Raises SandboxMissingError, whose fix offers `otherwise` as an alternative."""
     path = shutil.which("bwrap")
     if path is None:
         raise SandboxMissingError(
@@ -60,7 +60,7 @@ io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction of a filter. A jump has the number of instructions to skip if its condition is true, or false.
+    """One instruction of a filter. `if_true` and `if_false` say how many instructions a jump skips in each case.
 
     Instruction(Operation.EQUAL, 39, 0, 1)     # if it is 39, continue; else skip the next instruction
     """
@@ -72,14 +72,14 @@ class Instruction:
 
 
 def numbers(table: str, machine: str) -> dict[str, int]:
-    """Return the numbers of system calls on a machine, from a table with a number or a dash for each of MACHINES."""
+    """Return system call numbers by name. In `table`, each name has a number or a dash for each of MACHINES."""
     column = 1 + MACHINES.index(machine)
     rows = (entry.split() for entry in table.replace("\n", " ").split(","))
     return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
 
 
 def filter_head(machine: str) -> list[Instruction]:
-    """Return instructions that reject system calls of other architectures, then load the number of the call."""
+    """Return instructions that reject system calls of other architectures, then load the system call's number."""
     return [
         Instruction(Operation.LOAD, _ARCHITECTURE_OFFSET),
         Instruction(Operation.EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0),
@@ -91,12 +91,12 @@ def filter_head(machine: str) -> list[Instruction]:
 
 
 def assembled(program: Sequence[Instruction]) -> bytes:
-    """Return the program as the array of `struct sock_filter` that the kernel takes."""
+    """Return the program as the array of `struct sock_filter` that the kernel expects."""
     return b"".join(struct.pack("=HBBI", i.code, i.if_true, i.if_false, i.value) for i in program)
 
 
 def denying_filter(machine: str) -> bytes:
-    """Return a filter for third-party programs. It denies a few calls that no server needs, and allows all others."""
+    """Return a filter for third-party programs. It denies a few system calls that no server needs."""
     program = filter_head(machine)
     for number in numbers(_DENIED, machine).values():
         program += [Instruction(Operation.EQUAL, number, 0, 1), Instruction(Operation.RETURN, DENY)]

@@ -27,11 +27,11 @@ _SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 
 
 def require_linux() -> None:
-    """Raise UnfitEngineError if this is not Linux, because runs need it."""
+    """Raise UnfitEngineError unless the operating system is Linux, which training needs."""
     if sys.platform != "linux":
         raise UnfitEngineError(
-            f"this is {_SYSTEMS.get(sys.platform, sys.platform)}, but training needs Linux: GPUs of other systems "
-            "(such as MPS) are not supported, and servers could outlive a run",
+            f"this is {_SYSTEMS.get(sys.platform, sys.platform)}, but training needs Linux: on other systems, GPUs "
+            "(through MPS, for example) are not supported, and tool servers could keep running after a run ends",
             fix="train on Linux, for example on another machine, in a container or, on Windows, in WSL 2",
         )
 
@@ -45,7 +45,7 @@ _MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class CleanedLog:
-    """Appends a child's output to a file, line by line, cleaned and limited in size. Never blocks the child."""
+    """Appends a child's output to a file of limited size, and cleans each line first. Never blocks the child."""
 
     def __init__(self, path: Path, clean: Callable[[str], str | None]) -> None:
         self._clean = clean
@@ -70,7 +70,7 @@ class CleanedLog:
             self._file.close()
 
     def read_rest(self) -> None:
-        """Read the rest of the output of a child that has ended, including an unfinished last line."""
+        """After the child has ended, read the rest of its output, including an unfinished last line."""
         while self._read():
             pass
         if self._line:
@@ -125,7 +125,7 @@ Ray needs."""
 
 @contextmanager
 def private_folder() -> Generator[Path]:
-    """Create an empty folder with mode 0700 and a short path. Remove it with everything in it at the end.
+    """Create an empty folder with mode 0700 and a short path. It is removed at the end, with everything in it.
 
     It is in XDG_RUNTIME_DIR if we own that folder, otherwise in the folder for temporary files. The mode prevents every
     other user (except root) from opening anything inside, whatever the modes of the files and sockets in it.
@@ -142,7 +142,7 @@ def _parent() -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return True if we own the folder. After `sudo`, the variable may still name another user's folder."""
+    """Return True if we own the folder. After `sudo`, XDG_RUNTIME_DIR may still name another user's folder."""
     return folder.is_dir() and folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK)
 
 
@@ -186,7 +186,7 @@ def search_path() -> str:
 
 
 class ChildProcess:
-    """One child and its descendants. Its output is appended to a log file. Use it in the event loop that started it."""
+    """One child and its descendants, to be used in the event loop of `start`. Its output is appended to a log file."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: str, log: Path, cleaned: CleanedLog | None) -> None:
         self.log = log
@@ -290,7 +290,7 @@ class ChildProcess:
             self._process.stdout.close()
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of the log, without secrets, for an error message."""
+        """Return the last lines of the log, with secrets redacted, for an error message."""
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             tail = "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])

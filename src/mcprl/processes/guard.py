@@ -1,4 +1,4 @@
-"""The guard, a shell that kills our descendants after our process has ended, and the marks by which it finds them."""
+"""The guard, a shell that kills our descendants after our process has ended, and the marks that identify them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import threading
 import time
 
 OWNER_MARK = "MCPRL_OWNER"
-"""Environment variable of every descendant. Its value identifies the mcprl process."""
+"""Environment variable of every descendant. Its value identifies this mcprl process."""
 CHILD_MARK = "MCPRL_CHILD"
-"""Environment variable of every descendant. Its value identifies the child of mcprl that the process descends from."""
+"""Environment variable of every descendant. Its value identifies the child that the process descends from."""
 
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ done
 
 
 class Guard:
-    """The shell that kills our descendants after our process ends. It starts with the first child."""
+    """The shell that kills our descendants after our process ends. It is started before the first child."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class Guard:
         self._pipe: int | None = None
 
     def start(self) -> str:
-        """Start the guard if it is not running. Return our mark."""
+        """Start the guard if it is not running. Return the mark of our process."""
         with self._lock:
             self._ensure()
             return self._mark
@@ -90,7 +90,7 @@ class Guard:
                 self._process.wait(_GUARD_END_S)
 
     def after_fork(self) -> None:
-        """In a fork, close the pipe, so that it closes when the original process ends, not when the fork ends."""
+        """In a forked process, close our copy of the pipe, so that the pipe closes when the original process ends."""
         self._lock = threading.Lock()
         if self._pipe is not None:
             os.close(self._pipe)
@@ -141,7 +141,7 @@ os.register_at_fork(after_in_child=GUARD.after_fork)
 
 
 def limit_of(owner: str, child: str) -> int:
-    """Return both marks as a soft limit on real-time CPU microseconds: the digit 4, then nine digits of each mark.
+    """Return a soft limit on real-time CPU microseconds that encodes both marks: the digit 4, then nine digits of each.
 
     Like the environment, limits are inherited by all descendants, but programs that clear the environment keep them.
     The limit is about 127,000 years, so it never takes effect.
@@ -154,13 +154,13 @@ def _digits(mark: str) -> str:
 
 
 def _in_limits(*, owner: str = "", child: str = "") -> str:
-    """Return a pattern for the line of the marks in /proc/PID/limits."""
+    """Return a pattern that matches the line with the marks in /proc/PID/limits."""
     nine = "[0-9]{9}"
     return f"^Max realtime timeout +4{_digits(owner) if owner else nine}{_digits(child) if child else nine} "
 
 
 def _marked(mark: str) -> list[int]:
-    """Return the processes that carry a child's mark in their environment or resource limits; none without /proc."""
+    """Return the ids of processes with a child's mark in their environment or resource limits; none without /proc."""
     in_limits = re.compile(_in_limits(child=mark).encode(), re.MULTILINE)
     found: list[int] = []
     for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else []):
@@ -173,7 +173,7 @@ def _marked(mark: str) -> list[int]:
 
 
 def _read(path: str) -> bytes:
-    """Return the content of a file of a process. Empty if the process has ended or belongs to another user."""
+    """Return the content of a process's file in /proc; empty if the process has ended or belongs to another user."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()
@@ -182,7 +182,7 @@ def _read(path: str) -> bytes:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all processes with this mark of a child. Repeat, because a process that is being forked may be missed."""
+    """Kill all processes with this child's mark. Repeat, because a process that is being forked may be missed."""
     deadline = time.monotonic() + _STRAYS_END_S
     while left := _marked(mark):
         for pid in left:

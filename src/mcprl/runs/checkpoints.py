@@ -3,7 +3,7 @@
 checkpoints/
   step-00011/                  the state after 11 steps
   step-00012/                  the state after 12 steps
-    manifest.json              size and SHA-256 of every other file, and of itself
+    manifest.json              size and SHA-256 of every other file, and a checksum of its own content
     state.json, learner/…      the files of the run
   step-00012.replaced/         an older checkpoint of the same step, until the new one is in place
   .step-00013.partial/         being written, or left unfinished
@@ -44,8 +44,8 @@ class RunState:
              health={"steps": 12, …}, open_deals={"12": {"tasks": ["meet-ana"], "stand_ins": []}},
              settings={"name": "hello", …}, model="c14e…")
 
-    `open_deals` holds the task ids of the steps whose collection had begun. `settings` and `model` are as in
-    `Conditions`.
+    `open_deals` holds the task ids of each step for which collecting episodes had begun. `settings` and `model` are as
+    in `Conditions`.
     """
 
     step: int
@@ -79,14 +79,14 @@ def read_state(folder: Path) -> RunState:
         ) from error
     if state.format != _STATE_FORMAT:
         raise OtherStateError(
-            f"{folder / _FILE} has format {state.format}, but this version of mcprl reads {_STATE_FORMAT}",
+            f"{folder / _FILE} has format {state.format}, but this version of mcprl reads format {_STATE_FORMAT}",
             fix="resume with the version of mcprl that saved the checkpoint",
         )
     return state
 
 
 def deal_ids(deals: Mapping[int, Deal]) -> dict[str, dict[str, list[str]]]:
-    """Convert deals to task ids, for JSON."""
+    """Replace the tasks of each deal by their ids, for JSON."""
     return {
         str(step): {"tasks": [task.id for task in deal.tasks], "stand_ins": [task.id for task in deal.stand_ins]}
         for step, deal in deals.items()
@@ -219,8 +219,8 @@ class Checkpoints:
     def retain(self, keep: int, also: Collection[int] = ()) -> list[int]:
         """Remove all checkpoints except the newest `keep` and those of the steps `also`. Return the removed steps.
 
-        Also remove checkpoints of steps after the last commit: they were damaged, so the run resumed from an
-        earlier one and will reach these steps again.
+        Also remove checkpoints of steps after the last one saved with `commit`: they were damaged, so the run
+        resumed from an earlier one and will reach these steps again.
         """
         whole = [c.step for c in self.all() if self._committed is None or c.step <= self._committed]
         kept = {*whole[max(0, len(whole) - keep) :], *(step for step in whole if step in also)}
@@ -267,12 +267,12 @@ def forecast(checkpoint_bytes: int, keep: int, free_bytes: int) -> str:
     """Describe the disk space that checkpoints will need, in one line. Raises NoRoomError if there is less free space.
 
     >>> forecast(58_211_040, keep=4, free_bytes=12_345_000_000)
-    'a checkpoint takes 58.2 MB; 4 are kept at most, and one more while it is written (291.1 MB); 12.3 GB are free'
+    'a checkpoint takes 58.2 MB; at most 4 are kept, and one more during a save (291.1 MB in all); 12.3 GB are free'
     """
     needed = checkpoint_bytes * (keep + 1)
     line = (
-        f"a checkpoint takes {decimal(checkpoint_bytes)}; {keep} are kept at most, and one more while it is written "
-        f"({decimal(needed)}); {decimal(free_bytes)} are free"
+        f"a checkpoint takes {decimal(checkpoint_bytes)}; at most {keep} are kept, and one more during a save "
+        f"({decimal(needed)} in all); {decimal(free_bytes)} are free"
     )
     if needed > free_bytes:
         raise NoRoomError(

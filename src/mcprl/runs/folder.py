@@ -11,15 +11,15 @@ outputs/hello-cpu/
   timeline.jsonl                  when each step was collected, trained on, published and saved
   trajectories/step-00000.parquet one row per episode
   tokens/step-00000.parquet       advantages and ratios of its tokens
-  sft/                            the conversations imitated, and those left out with the reason
+  sft/                            the conversations imitated, and those left out, with the reasons
   checkpoints/step-00012/         the state after 12 steps
   journal/step-00012.jsonl        finished episodes of a step that no checkpoint covers yet
-  conditions.json                 the settings, and digests of the tasks, tools and model, of the journaled episodes
+  conditions.json                 settings of the journaled episodes, and digests of their tasks, tools and model
   weights/v1, v2, …               the latest versions of the weights
   adapter/ or model/              the final weights, once the run has finished
-  logs/                           of vLLM and the tool servers
+  logs/                           logs of vLLM and the tool servers
   tracking.json                   what trackers received, if the run has any
-  wandb/, tensorboard/            their files
+  wandb/, tensorboard/            files of these trackers
   summary.json                    the summary; it exists once the run has finished
 
 A step is recorded in a fixed order: trajectories, tokens, spans, verdicts, metrics. So a step with a metrics line is
@@ -70,7 +70,7 @@ class Span:
 
 
 class Timeline:
-    """Collects spans until `take` returns them for recording. Spans of different activities may overlap."""
+    """Collects the spans of a run until `take` returns them. Spans of different activities may overlap."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         zero = time.time() - time.monotonic()  # read the clock once: its time may be set during the run
@@ -93,7 +93,7 @@ class Timeline:
 
 
 def read_entry(line: bytes) -> dict[str, Any] | None:
-    """Parse a line. Return its object if it has a step; None if the line is damaged.
+    """Parse a line of JSON. Return its object, or None if it has no step or the line is damaged.
 
     >>> read_entry(b'{"step": 3, "reward": 0.25}')
     {'step': 3, 'reward': 0.25}
@@ -141,7 +141,7 @@ class StepRecord:
 
 
 class RunStopped(Exception):
-    """The run was asked to stop, and has stopped. The message lists what is saved."""
+    """The run was asked to stop, and has stopped. The message lists what was saved."""
 
 
 class RunFolder:
@@ -170,7 +170,7 @@ class RunFolder:
     def create(cls, config: RunConfig) -> Self:
         """Create a folder for a new run, with the run's name, and a number if the name is taken.
 
-        The folder of a run that failed before its first episode has only its error, so it is used again.
+        The folder of a run that failed before its first episode contains nothing but its error, so it is reused.
         """
         outputs = config.training.outputs
         find_writable(outputs)
@@ -219,7 +219,7 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
 
     def clear(self, folder: Path) -> None:
-        """Create one of the run's folders, or empty it."""
+        """Remove everything from one of the run's folders."""
         with storage_faults(f"clearing {folder}"):
             shutil.rmtree(folder)
             folder.mkdir()
@@ -389,7 +389,7 @@ def _has_results(folder: Path) -> bool:
 
 
 def _take(descriptor: int) -> None:
-    """Take the lock. If it is taken, try again, because a reader may hold it briefly (`lock_holder`)."""
+    """Take the lock. If another process has it, try again, because a reader may hold it briefly (`lock_holder`)."""
     for _ in range(_LOCK_TRIES - 1):
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

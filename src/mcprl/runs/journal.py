@@ -2,7 +2,7 @@
 
 journal/step-00012.jsonl has one line per episode, in the order in which they finished: the SHA-256 of the JSON's bytes
 in hex, a space, the trajectory as JSON. If an episode has several lines, the last one counts. A line is valid if it
-ends with a newline and its checksum is correct. Other lines are incomplete because the process was killed, or damaged.
+ends with a newline and its checksum is correct. Other lines are damaged, or incomplete because the process was killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mcprl.records import Trajectory
 from mcprl.runs.trajectories import decode_trajectory, encode_trajectory
 
 Key = tuple[str, int]
-"""Task id and member. They identify an episode of a step."""
+"""Task id and member (the index in the group). They identify an episode of a step."""
 
 _LINE_START = re.compile(rb"[0-9a-f]{64} \{")
 _FILE_NAME = re.compile(r"step-(\d+)\.jsonl")
@@ -33,7 +33,7 @@ _MAX_OPEN_FILES = 4
 
 @dataclass(slots=True)
 class _Addition:
-    """A trajectory to be written. `add` awaits `written`. `refusal` is the reason if it was not written."""
+    """A trajectory to be written. `add` awaits `written`. `refusal` says why it was rejected; None if it was not."""
 
     trajectory: Trajectory
     instead: bool
@@ -99,7 +99,7 @@ class EpisodeJournal:
         return sorted(int(path.stem.removeprefix("step-")) for path in self._folder.glob("step-*.jsonl"))
 
     def forget_before(self, step: int) -> None:
-        """Remove the files of earlier steps. A checkpoint covers them."""
+        """Remove the files of the steps before this one. A checkpoint covers them."""
         self._first_step = max(self._first_step, step)
         with storage_faults(f"removing old files of {self._folder}"):
             for path in self._folder.iterdir():
@@ -129,7 +129,7 @@ class EpisodeJournal:
         self._writing = None
 
     async def _written(self, group: Sequence[_Addition]) -> BaseException | None:
-        """Write a group in the writer thread. Return the error, if any."""
+        """Write several additions in the writer thread. Return the error, if any."""
         try:
             written = asyncio.get_running_loop().run_in_executor(self._thread, self._write, group)
         except RuntimeError as error:
@@ -142,7 +142,7 @@ class EpisodeJournal:
         return written.exception()
 
     def _write(self, group: Sequence[_Addition]) -> None:
-        """Append a group, with one fsync per step. Runs in the writer thread."""
+        """Append several additions, with one fsync per step. Runs in the writer thread."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -164,7 +164,7 @@ class EpisodeJournal:
             for addition in additions:
                 key = _key(addition.trajectory)
                 if (key in self._keys[step] or key in lines) and not addition.instead:
-                    addition.refusal = ValueError(f"the journal already has member {key[1]} of {key[0]} in step {step}")
+                    addition.refusal = ValueError(f"step {step} already has episode {key[1]} of task {key[0]}")
                 else:
                     lines[key] = _line(addition.trajectory)
             unwritten = b"".join(lines.values())
@@ -200,7 +200,7 @@ class EpisodeJournal:
         if contents.torn:
             found.append("the last line is incomplete")
         for words in found:
-            problem = f"{path}: {words}; its episode is rerun"
+            problem = f"{path}: {words}; its episode will be rerun"
             if problem not in self.problems:  # a file is read twice: for its episodes, and before appending
                 self.problems.append(problem)
         return contents
@@ -240,7 +240,7 @@ def _parse(data: bytes, step: int) -> _Contents:
 
 
 def _episode_in(line: bytes, step: int) -> tuple[int | None, Trajectory | None]:
-    """Return the offset and the episode of a line. The offset is not 0 if the newline before the episode is damaged."""
+    """Return where in a line the episode starts, and the episode. It starts later than 0 after a damaged newline."""
     for match in _LINE_START.finditer(line):
         checksum, _, encoded = line[match.start() :].partition(b" ")
         if checksum != _checksum(encoded):

@@ -1,4 +1,4 @@
-"""Reads runs from their folders. It writes nothing and opens no run.
+"""Reads runs from their folders. This module writes nothing and opens no run.
 
 A run may be active while it is read: its last line may be incomplete, and files may disappear.
 """
@@ -136,7 +136,7 @@ class PastRun:
 
 _NO_RECORD = (
     "there is no record of how the run ended: the process was killed, for example by the kernel's out-of-memory "
-    "killer, or the disk was full (mcprl 0.1.0 did not record this)"
+    "killer, or the disk was full (or the run is from mcprl 0.1.0, which kept no such record)"
 )
 
 
@@ -165,11 +165,11 @@ def find_runs(outputs: Path) -> list[PastRun]:
 
 
 def read_run(path: Path) -> PastRun:
-    """Read the run in a folder. A damaged run is UNREADABLE and has what could be read. May raise NoRunError."""
+    """Read the run in a folder. A damaged run is UNREADABLE and has only the readable data. May raise NoRunError."""
     if not is_run(path):
         parent = path.parent
         others = [other.name for other in parent.iterdir() if is_run(other)] if parent.is_dir() else []
-        fact = f"the folder {path} is not a run" if path.is_dir() else f"there is no run {path}"
+        fact = f"the folder {path} is not a run" if path.is_dir() else f"there is no run at {path}"
         raise NoRunError(
             f"{fact}{did_you_mean(path.name, others)}",
             fix=f"choose one of the runs that `mcprl runs list {parent}` shows",
@@ -253,14 +253,14 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     except FileNotFoundError as error:
         raise _DamagedError("config.yaml is missing") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise _DamagedError("config.yaml is not YAML") from error
+        raise _DamagedError("config.yaml is not valid YAML") from error
     if not isinstance(config, dict) or not _section(cast("dict[str, Any]", config), "model"):
         raise _DamagedError("config.yaml does not contain the settings of a run")
     return cast("dict[str, Any]", config)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON lines file that have a step. The last line may be incomplete."""
+    """Return those objects of a JSON lines file that have a step. The last line may be incomplete."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:

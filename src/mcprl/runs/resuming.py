@@ -1,7 +1,7 @@
 """Finds the point from which an interrupted run resumes.
 
 A run resumes from its newest complete checkpoint. Episodes that finished later are in the journal. They are reused
-instead of run again, unless they ran under different conditions (`Conditions`).
+instead of being rerun, unless they ran under different conditions (`Conditions`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _WITHOUT_EFFECT_ON_EPISODES = (
 )
 # Settings that a resumed run cannot change, and why.
 _FIXED = {
-    "name": "the folder and the trackers of the run use it",
-    "engine": "one engine cannot read the checkpoints of the other",
+    "name": "the run's folder and trackers use it",
+    "engine": "one engine cannot read the other's checkpoints",
     "model.dtype": "the checkpoint contains weights of the previous type",
     "learner.tuning": "the checkpoint contains weights trained with the previous setting",
     "learner.lora_rank": "the adapter in the checkpoint has the previous rank",
     "learner.lora_alpha": "the adapter in the checkpoint was trained with the previous scale",
     "learner.sharding": "the checkpoint has the previous sharding",
     "training.outputs": "a run cannot move to another folder",
-    "sft.data": "the run must keep its initial conversations",
+    "sft.data": "the run must keep the conversations that it started with",
     "tasks.order": "the checkpoint contains state for the previous task order",
 }
 _FIXED_WITH_SKYRL = dict.fromkeys(
@@ -58,7 +58,7 @@ _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """The settings, nested as in the recipe, and digests of the files that they name.
+    """The conditions under which episodes ran: settings, nested as in the recipe, and digests of files that they name.
 
     Conditions(settings={"name": "hello", …}, tasks="6f1c…", tools="09aa…", servers="77b0…", model="c14e…",
                code="e3b0…")
@@ -111,7 +111,7 @@ class Conditions:
             ) from error
 
     def differences(self, now: Conditions) -> list[str]:
-        """Return the differences that make episodes from these conditions useless under `now`."""
+        """Return the differences from `now` that make episodes of these conditions useless."""
         changed = [name for name in changed_settings(self.settings, now.settings) if _touches_episodes(name, now)]
         digests = (field.name for field in fields(self) if field.name != "settings")
         return changed + [f"the {name}" for name in digests if getattr(self, name) != getattr(now, name)]
@@ -137,9 +137,10 @@ def refuse_fixed_settings(before: Mapping[str, Any], now: RunConfig, *, steps_do
     try:
         was = RunConfig.model_validate(before)
     except ValidationError as error:
+        problem = error.errors()[0]
+        why = "no longer exists" if problem["type"] == "extra_forbidden" else "is no longer valid"
         raise OtherStateError(
-            f"another version of mcprl started the run: setting {'.'.join(map(str, error.errors()[0]['loc']))} no "
-            "longer exists",
+            f"another version of mcprl started the run: setting {'.'.join(map(str, problem['loc']))} {why}",
             fix="resume with the version of mcprl that started the run",
         ) from error
     changed = changed_settings(before, now.model_dump(mode="json"))
@@ -152,10 +153,10 @@ def refuse_fixed_settings(before: Mapping[str, Any], now: RunConfig, *, steps_do
             "with a value head" if was.algorithm.has_critic else "without a value head"
         )
     if _reference(was) != _reference(now):
-        why = f"the checkpoint contains {_reference(was) or 'no copy'} as the reference"
+        why = f"the reference policy saved in the checkpoint is {_reference(was) or 'none'}"
         reasons |= {name: why for name in changed if name.startswith("algorithm.kl.")}
     if now.training.steps < steps_done:
-        reasons["training.steps"] = f"{steps_done} steps are done"
+        reasons["training.steps"] = f"{steps_done} steps are already done"
     if reasons:
         listed = (f"{name} from {changed[name][0]} to {changed[name][1]} ({why})" for name, why in reasons.items())
         raise OtherStateError(
@@ -205,7 +206,7 @@ def _model_digest(location: str, adapter: Path | None) -> str:
 
 
 def _digest_of_model(location: str) -> str:
-    """Return a digest of a model folder's files, or for a name on the hub, the revision in the cache."""
+    """Return a digest of a model folder's files or, for a Hugging Face name, the revision in the cache."""
     folder = Path(location)
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
@@ -269,7 +270,7 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
     broken = [found for found in damaged if not found.path.name.startswith(".")]
     if checkpoint is None and broken:
         raise NoCheckpointError(
-            f"all checkpoints in {folder.checkpoints} are damaged: {broken[0].path.name} {broken[0].why}",
+            f"all checkpoints in {folder.checkpoints} are damaged: {broken[0].path.name}: {broken[0].why}",
             fix="start a new run, or delete the checkpoints folder to restart this run from its first step",
         )
     step = 0 if checkpoint is None else checkpoint.step
@@ -308,11 +309,11 @@ def find_resume_point(folder: RunFolder, overrides: Sequence[str] = (), from_ste
 def compare_conditions(folder: RunFolder, resume_point: ResumePoint, conditions: Conditions) -> list[str]:
     """Prepare the folder for resuming under these conditions: remove everything that does not match them.
 
-    Returns the changes, other than settings, because of which journaled episodes were discarded.
+    Returns the changes, other than settings, that caused journaled episodes to be discarded.
     """
     if resume_point.state is not None and resume_point.state.model != conditions.model:
         raise OtherStateError(
-            f"the model in {resume_point.config.model.path} differs from the model with which the run started",
+            f"the model in {resume_point.config.model.path} differs from the model that the run started with",
             fix="restore the files in model.path, or start a new run",
         )
     Checkpoints(folder.checkpoints).remove_after(resume_point.step)

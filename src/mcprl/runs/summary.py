@@ -29,10 +29,10 @@ Steps = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessMetric:
-    """A figure over a whole run and its threshold (`bar`). `note` helps to interpret it, for example with a cause.
+    """A figure for a whole run and its threshold (`bar`). `note` helps to interpret it, for example with a cause.
 
-    If the figure was not finite in some step, `value` is None and `met` is False. `due` is False as long as the run has
-    fewer steps than it may take to meet the bar.
+    If the metric was not finite in some step, `value` is None and `met` is False. `due` is False until the run has done
+    the number of steps by which it must meet the bar.
 
     SuccessMetric(name="ratio spread, worst step", value=0.12, bar="< 0.5", met=True, note="")
     """
@@ -59,7 +59,7 @@ class _Measure:
 
 
 def _why_inactive(steps: Steps) -> str:
-    """Explain why tokens are inactive: they are clipped, or their group has no variance and thus advantage 0."""
+    """Explain why tokens are inactive: they are clipped, or their group has no variance and so advantage 0."""
     dropped = sum(step.get("groups_dropped", 0.0) for step in steps)  # not part of a batch
     groups = sum(step.get("groups", 0.0) for step in steps) - dropped
     dead = sum(step.get("groups_without_variance", 0.0) for step in steps) - dropped
@@ -122,7 +122,7 @@ def _measured(measure: _Measure, steps: Steps) -> SuccessMetric | None:
     due = len(steps) >= measure.by_step
     broken = sum(not math.isfinite(value) for value in values)
     if broken:
-        note = f"not a number in {broken} of {len(values)} steps"
+        note = f"not finite in {broken} of {len(values)} steps"
         return SuccessMetric(name=measure.name, value=None, bar=measure.bar, met=False, note=note, due=due)
     value = measure.figure(values)
     return SuccessMetric(
@@ -200,7 +200,7 @@ class Summary:
 
     @property
     def verdicts(self) -> list[tuple[int, int, Verdict]]:
-        """The verdicts that are not ok, worst first: the number of steps, the last step (from 1), the latest text."""
+        """The verdicts that are not ok, worst first, each with its number of steps, last step (from 1), latest text."""
         kinds = sorted(self._found, key=lambda kind: (GRAVEST_FIRST.index(kind[0]), -self._found[kind]))
         return [(self._found[kind], *self._latest[kind]) for kind in kinds]
 

@@ -52,7 +52,7 @@ def write_token_notes(path: Path, batch: Batch, ratios: Columns) -> None:
 
 
 def read_token_notes(path: Path) -> dict[tuple[str, int], TokenNotes]:
-    """Read the token notes of a step, by task and member."""
+    """Read the token notes of a step, keyed by task id and member (the index of the episode)."""
     rows: list[dict[str, Any]] = _PARQUET.read_table(path).to_pylist()
     return {
         (row["task_id"], row["member"]): TokenNotes(

@@ -1,4 +1,4 @@
-"""Samplers: they sample tokens and return the logprobs at sampling time. Import each engine from its own module."""
+"""Samplers, which sample tokens and return their logprobs. Import each engine from its own module."""
 
 from mcprl.samplers.sampler import Completion, Sampler, SampleRequest
 

@@ -32,13 +32,13 @@ def check_files(folder: Path) -> None:
         )
 
 
-# Model types of config.json whose family has a renderer of its own.
+# The renderer for each model_type in config.json that has its own renderer.
 _FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
 _CHATML = ("<|im_start|>", "<|im_end|>")
 
 
 def renderer_of(folder: Path) -> str | None:
-    """Return the model.renderer for the model in a folder: its family, chatml or template. None if none fits."""
+    """Return model.renderer for a model folder: its family's renderer, or chatml, or template. None if none fits."""
     try:
         kind = json.loads((folder / "config.json").read_text()).get("model_type")
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def differing_settings(running: Mapping[str, Any], new: Mapping[str, Any]) -> li
 
 
 def adapter_settings(adapter: Path | None) -> list[str]:
-    """Return sampler settings that can load the adapter, even if the recipe trains something else."""
+    """Return the settings with which a sampler can load the adapter, even if the recipe trains something else."""
     if adapter is None:
         return []
     return ["learner.tuning=lora", f"learner.lora_rank={_adapter_config(adapter)['r']}", "model.adapter=null"]
@@ -85,7 +85,9 @@ def check_base_model(adapter: Path | None, model: str) -> None:
     if all(file.is_file() for file in files):
         differences = differing_settings(*(json.loads(file.read_bytes()) for file in files))
     else:
-        differences = [] if Path(base).is_absolute() or Path(model).is_absolute() else ["another name on the hub"]
+        differences = (
+            [] if Path(base).is_absolute() or Path(model).is_absolute() else ["their Hugging Face names differ"]
+        )
     if differences:
         raise BadValueError(
             f"the adapter {adapter} was trained on {base}, but model.path is {model}: {'; '.join(differences[:3])}",
@@ -94,7 +96,7 @@ def check_base_model(adapter: Path | None, model: str) -> None:
 
 
 def check_adapter(adapter: Path, model: str, learner: LearnerConfig) -> None:
-    """Raise BadValueError if training cannot start from the adapter: another model, rank or scale."""
+    """Raise BadValueError if training cannot start from the adapter: its model, rank or scale differs."""
     check_base_model(adapter, model)
     config = _adapter_config(adapter)
     saved = {"learner.lora_rank": config["r"], "learner.lora_alpha": config.get("lora_alpha")}
@@ -134,13 +136,13 @@ def _problem_of(folder: Path) -> str | None:
     else:
         shards = {file.name: set() for file in folder.glob("*.safetensors")}
     if not shards:
-        return "it has no *.safetensors"
+        return "it has no *.safetensors file"
     for name, tensors in sorted(shards.items()):
         found = _tensors_in(folder / name)
         if found is None:
             return f"{name} is missing, truncated or not a safetensors file"
         if not found or not tensors <= found:
-            return f"{name} is missing tensors, for example {min(tensors - found, default='all')}"
+            return f"{name} is missing {min((f'at least tensor {t}' for t in tensors - found), default='all tensors')}"
     return None
 
 

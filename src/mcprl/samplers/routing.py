@@ -1,14 +1,14 @@
-"""Chooses the replica for a turn: one that has cached the beginning of its prompt, unless it is too busy.
+"""Chooses the replica for a turn: one that has cached the beginning of the prompt, unless that replica is too busy.
 
-The turns of an episode share a prefix, and so do the members of a group. A replica that has computed a prefix keeps it
-in its cache, so a turn that is sent there costs only its new tokens. Sending all of them to one replica would leave the
+The turns of an episode share a prefix, and so do the episodes of a group. A replica keeps each prefix that it computes
+in its cache, so a turn that is sent there costs only its new tokens. Sending all turns to one replica would leave the
 others idle. Hence:
 
 1. Replicas with at least `slack` more turns in flight than the least busy one are left out.
 2. Among the others, the one that has seen the longest prefix of the prompt gets the turn.
 3. If several have seen prefixes of the same length, the least busy one gets it.
 
-With a group's size as the slack, a whole group fits on one replica, and no replica falls behind by more than a group.
+If the slack is the group size, a whole group fits on one replica, and none gets more than a group ahead of another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REMEMBERED = 1 << 16
 
 
 class Router:
-    """Knows what each replica has seen and how many turns it has in flight.
+    """Tracks which prompts each replica has seen and how many turns it has in flight.
 
     router = Router(replicas=2, slack=8)
     with router.turn(prompt_ids, among=(0, 1)) as chosen:     # 0
@@ -45,7 +45,7 @@ class Router:
 
     @contextmanager
     def turn(self, prompt_ids: tuple[int, ...], *, among: Collection[int]) -> Generator[int]:
-        """Choose one of the replicas `among` for a turn with this prompt. The turn is in flight inside the context."""
+        """Choose one of the replicas in `among` for a turn. The turn counts as in flight until the context exits."""
         blocks = list(_blocks(prompt_ids))
         chosen = self._choose(blocks, among)
         self._remember(chosen, blocks)
@@ -80,7 +80,7 @@ class Router:
 
 
 def _blocks(prompt_ids: tuple[int, ...]) -> Iterable[int]:
-    """Yield a hash per whole block of the prompt. It stands for the block and all blocks before it.
+    """Yield a hash for each whole block of the prompt. It identifies the block and all blocks before it.
 
     >>> first, second = _blocks(tuple(range(70)))
     >>> [first] == list(_blocks(tuple(range(32))))

@@ -55,7 +55,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receiver:
-    """A vLLM server that receives weights from the learner, with so many worker processes.
+    """A vLLM server with `workers` worker processes that receives weights from the learner.
 
     Receiver(socket=Path("/tmp/mcprl-x1/vllm.sock"), backend="nccl", workers=1)
     """
@@ -65,9 +65,9 @@ class Receiver:
     workers: int
 
     def receive(self, model: Any, tensors: Callable[[], Iterator[Any]], *, device: Any, dtype: Any, rank: int) -> None:
-        """Receive the parameters of a model, which `tensors` yields whole and by name. Each learner process calls this.
+        """Receive the parameters of a model. `tensors` yields (name, full tensor). Each learner process calls this.
 
-        Raises SamplerLostError if the server fails. It may then have layers of both versions, and must be killed.
+        Raises SamplerLostError if the server fails. The server may then mix old and new layers, and must be killed.
         """
         from mcprl.samplers.vllm_transfer import Source, send_weights
 
@@ -75,7 +75,7 @@ class Receiver:
 
 
 class Sampler(AbstractAsyncContextManager["Sampler"], Protocol):
-    """An engine that runs while its context is entered. On exit, all of its processes are stopped."""
+    """An engine that runs inside its `async with` block. On exit, all of its processes are stopped."""
 
     @property
     def restarts(self) -> int:
@@ -104,7 +104,7 @@ class AlwaysOpen:
 
 
 class ScriptedSampler(AlwaysOpen):
-    """Answers each request with the ids that `script` returns. All ids have the same logprob. Ignores grammars."""
+    """Returns the ids from `script` instead of sampling. All ids have the same logprob. Ignores grammars."""
 
     def __init__(self, script: Callable[[SampleRequest], tuple[int, ...]], *, logprob: float = -0.5) -> None:
         self._script = script

@@ -15,7 +15,7 @@ class SkyrlSampler(AlwaysOpen):
     """Samples turns with an open engine. The caller closes the engine.
 
     If the server dies, its turns are sampled again from the same weights and seeds. The tokenizer of `model` is
-    loaded only for requests with stop texts: the API takes either ids or texts, so the ids become texts.
+    loaded only for requests with stop strings: the API takes either stop ids or stop strings, so stop ids are decoded.
     """
 
     def __init__(self, engine: SkyrlEngine, *, model: str) -> None:
@@ -30,7 +30,7 @@ class SkyrlSampler(AlwaysOpen):
 
     async def sample(self, request: SampleRequest) -> Completion:
         if request.grammar is not None:
-            raise ValueError("this sampler supports no grammars; the recipe check should have rejected them")
+            raise ValueError("this sampler does not support grammars; the recipe check should have rejected them")
         ids = request.stop_token_ids
         stop = [*request.stop, *map(self._tokenizer.decode, ids)] if request.stop else list(ids)
         try:

@@ -110,14 +110,14 @@ class TransformersSampler:
         if differences:
             raise BadValueError(
                 f"{folder} contains a different model than {self._config.path}: {'; '.join(differences)}",
-                fix="publish weights of the model in model.path",
+                fix="use weights of the model that model.path names",
             )
 
     @torch.inference_mode()
     def _sample(self, request: SampleRequest) -> Completion:
         if self._model is None:
             raise SamplerLostError(
-                "the sampler has no weights, because the last publish failed partway",
+                "the sampler has no weights, because loading new weights failed partway",
                 fix="restart from the last checkpoint",
             )
         matcher = None

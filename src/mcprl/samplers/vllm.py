@@ -115,16 +115,16 @@ async def check_whole_weights(server: VllmProcess, folder: Path | None, *, start
     if differences:
         raise BadValueError(
             f"{folder} contains a different model than {started_with}: {'; '.join(differences)}",
-            fix="publish weights of the model in model.path",
+            fix="use weights of the model that model.path names",
         )
 
 
 async def put_whole_weights(
     server: VllmProcess, weights: Weights, *, asleep: bool = False, send: Callable[[], Awaitable[int]] | None = None
 ) -> None:
-    """Switch the server to `weights`. If that fails, it is killed, because it may have layers of both versions.
+    """Switch the server to `weights`. If that fails, the server is killed, because it may mix old and new layers.
 
-    Weights that are in no folder come from the learner through `send`. It may have newer ones by now.
+    Weights that are not in a folder come from the learner through `send`. It may send newer weights than these.
     A server that is `asleep` samples nothing, and must not be resumed.
     """
     try:
@@ -136,8 +136,9 @@ async def put_whole_weights(
         else:
             objections = await _ask_workers(server, "load_model_folder", folder=weights.model, adapter=weights.adapter)
         if objections:
+            source = weights.model or weights.adapter or "the initial weights"
             raise BadValueError(
-                f"vLLM cannot sample from {weights.model or weights.adapter}: {'; '.join(objections[:3])}",
+                f"vLLM cannot sample from {source}: {'; '.join(objections[:3])}",
                 fix="make the learner write all weights, and restart from the last checkpoint",
             )
         await server.post("/update_weight_version", {"new_version": str(version)})
@@ -161,7 +162,7 @@ _REACH_S = 60.0  # for the first answer of a server that already runs
 
 
 class Replica:
-    """A vLLM server that runs while this context is entered, and is restarted if it dies.
+    """A vLLM server that runs inside the `async with` block, and is restarted if it dies.
 
     A request that a live server does not answer within `turn_deadline_s` is lost.
     """
@@ -226,7 +227,7 @@ class Replica:
 
     @property
     def is_over(self) -> bool:
-        """Return whether no server is running and none will be started again."""
+        """Return whether the server is down and will not be restarted."""
         return self._servers.is_over
 
     async def ready(self) -> None:
@@ -265,9 +266,9 @@ class Replica:
                         raise
 
     async def sleep(self) -> None:
-        """Leave the GPU. No turn may be in flight. If the server dies, the next one is started by `wake`.
+        """Free the GPU. No turn may be in flight. If the server dies, `wake` starts the next one.
 
-        Level 1 keeps the weights in main memory. Level 2 drops them, because `wake` loads whole weights anyway.
+        Sleep level 1 keeps the weights in main memory. Level 2 drops them, because `wake` loads all weights again.
         """
         try:
             server = await self._servers.ready()
@@ -281,7 +282,7 @@ class Replica:
             server.kill()  # so that its memory is free in any case
 
     async def wake(self, weights: Weights) -> None:
-        """Take the GPU again, with these weights."""
+        """Take the GPU back, with these weights."""
         server, self._asleep = self._asleep, None
         if server is not None and server.may_be_asked:
             try:
@@ -348,11 +349,11 @@ class Replica:
 
 
 class VllmSampler:
-    """Samples through one or several replicas that run while this context is entered.
+    """Samples through one or several replicas that run inside the `async with` block.
 
     If a replica dies, its turns go to another one, or wait until one is restarted; that time does not count towards the
-    turn's deadline. A replica that is not restarted any more is left out. If it was the last one, its SamplerLostError
-    is raised.
+    turn's deadline. A replica that will not be restarted is left out. If no replica is left, the SamplerLostError of
+    the last one is raised.
     """
 
     def __init__(
@@ -416,7 +417,7 @@ class VllmSampler:
     async def publish(self, weights: Weights) -> Weights:
         """Load `weights` into all replicas and sample from them. Waits for replicas that are being restarted.
 
-        Turns in flight continue. If too many adapters are loaded, this waits until the turns of an old one have ended.
+        Turns in flight continue. If too many adapters are loaded, this waits until the turns of one of them have ended.
         """
         unfit = weights.adapter if self._learner.tuning == "full" else weights.model
         if unfit is not None:
@@ -434,16 +435,16 @@ class VllmSampler:
         return weights
 
     def receive_from(self, send: Send) -> None:
-        """Get all weights that are in no folder from the learner from now on."""
+        """From now on, weights that are not in a folder come from the learner, through `send`."""
         for replica in self.replicas:
             replica.send = send
 
     async def sleep(self) -> None:
-        """Leave the GPUs to the learner. No turn may be in flight until `wake`."""
+        """Free the GPUs for the learner. No turn may be in flight until `wake`."""
         await asyncio.gather(*(replica.sleep() for replica in self.replicas))
 
     async def wake(self, weights: Weights) -> Weights:
-        """Take the GPUs again, and sample from `weights`."""
+        """Take the GPUs back, and sample from `weights`."""
         await asyncio.gather(*(replica.wake(weights) for replica in self.replicas))
         return await self.publish(weights)
 

@@ -60,11 +60,11 @@ def generate_body(request: SampleRequest, name: str) -> dict[str, Any]:
 
 
 def read_completion(answer: Any, request: SampleRequest, version: int | None) -> Completion:
-    """Return the turn in a response. `version` is the version of the weights; None: vLLM reports it per token."""
+    """Read a completion from a response. `version` is that of the weights; None: vLLM reports it per token."""
     choice = answer["choices"][0]
     if answer["usage"]["prompt_tokens"] != len(request.prompt_ids):
         raise SamplerLostError(
-            f"vLLM read {answer['usage']['prompt_tokens']} of {len(request.prompt_ids)} prompt tokens",
+            f"vLLM read {answer['usage']['prompt_tokens']} of the {len(request.prompt_ids)} prompt tokens",
             fix="set model.context_tokens to the model's limit",
         )
     if choice["logprobs"] is None:
@@ -98,7 +98,7 @@ def read_completion(answer: Any, request: SampleRequest, version: int | None) ->
 
 
 def _reported_versions(choice: Any) -> tuple[int, ...]:
-    """Return the version of each token. vLLM reports spans, such as "default" for tokens 0 to 5 and "1" for 5 to 9."""
+    """Return the version of each token. vLLM reports half-open spans, such as "default" for 0 to 5, "1" for 5 to 9."""
     versions: list[int] = []
     for span in choice["weight_versions"]:
         number = 0 if span["version"] == _UNNAMED_VERSION else int(span["version"])
@@ -124,19 +124,19 @@ _WORKER_EXTENSION = "mcprl.samplers.vllm_{}.WholeWeights"
 
 
 def replaces_weights(sampling: SamplingConfig, learner: LearnerConfig) -> bool:
-    """Return whether new weights replace the server's weights. Otherwise they are an adapter on top of them."""
+    """Return whether new weights replace the server's weights. Otherwise, they are loaded as an adapter."""
     return learner.tuning == "full" or sampling.vllm.merge_adapters
 
 
 def transfer_backend(sampling: SamplingConfig, learner: LearnerConfig, *, in_turns: bool) -> str | None:
-    """Return the backend of vLLM's weight-transfer API that brings all weights from the learner; None: files do."""
+    """Return the backend of vLLM's API with which the learner sends all weights to vLLM, or None to use files."""
     if learner.tuning != "full" or sampling.vllm.weight_transfer == "files":
         return None
     if _runs_on_cpu():
         return "mcprl_memory"
     if in_turns and learner.processes > 1:
         raise BadValueError(
-            "several learner processes that take turns with vLLM cannot send it weights",
+            "several learner processes cannot send weights to vLLM if they take turns with it on the same GPUs",
             fix="set sampling.vllm.weight_transfer to files, or place learner and sampler on different GPUs",
         )
     return "ipc" if in_turns else "nccl"
@@ -202,7 +202,7 @@ def server_argv(
 def command_elsewhere(
     model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, url: str, *, max_sequences: int
 ) -> list[str]:
-    """Return the command that starts the server at `url`, with its environment variables in front."""
+    """Return the command with which a user starts the server at `url`, beginning with environment variables."""
     parts = urlsplit(url)
     argv = server_argv(model, sampling, learner, max_sequences=max_sequences, tensor_parallel=1, socket=Path())
     place = argv.index("--uds")
@@ -212,7 +212,7 @@ def command_elsewhere(
 
 
 def _room_for(rank: int) -> int:
-    """Return the smallest --max-lora-rank of vLLM that is large enough for this rank."""
+    """Return the smallest --max-lora-rank that vLLM accepts and that is large enough for this rank."""
     for room in _ADAPTER_RANKS:
         if room >= rank:
             return room
@@ -225,8 +225,8 @@ def _room_for(rank: int) -> int:
 def server_env(
     sampling: SamplingConfig, learner: LearnerConfig, *, devices: Sequence[int], folder: Path, sleeps: bool = False
 ) -> dict[str, str]:
-    """Return the server's environment: ours without the keys of tools, plus variables for changing weights at run time,
-    for its GPUs, and for threads on a CPU.
+    """Return the server's environment: ours without API keys, plus variables for changing weights at run time, for its
+    GPUs, and for threads on a CPU.
 
     `folder` is for the sockets between the server's processes.
     """
@@ -236,7 +236,7 @@ def server_env(
     if not whole:
         env[_ADAPTERS_CHANGE] = "1"
     if whole or sleeps:
-        env[_DEV_MODE] = "1"  # only in this mode, vLLM has routes that replace weights, and to sleep
+        env[_DEV_MODE] = "1"  # only in this mode does vLLM have the routes to replace weights and to sleep
     if transfer_backend(sampling, learner, in_turns=sleeps) == "ipc":
         env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles are pickled; only this user can reach the socket
     if _runs_on_cpu():
@@ -273,7 +273,7 @@ _REFUSED_GRAMMAR = re.compile(r"structural[ _]tag|structured[ _]outputs?|JSON sc
 
 
 class Elsewhere:
-    """Stands for the process of a server that somebody else started. To end it means to no longer ask it."""
+    """Used instead of a process if somebody else started the server. `stop` only ends our requests to the server."""
 
     pid, exit_code = 0, None
 
@@ -303,8 +303,8 @@ class Elsewhere:
 class VllmProcess:
     """A vLLM server on a Unix socket that only this user can access, or at a URL.
 
-    If a request fails, check `may_be_asked`. It is false if the server ended, or was killed because its engine died or
-    it was stuck. The request must then go to another server.
+    If a request fails, check `may_be_asked`. It is false if the server has ended, or was killed because its engine died
+    or it was stuck. The request must then go to another server.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class VllmProcess:
     async def reach(
         cls, url: str, headers: Mapping[str, str], *, turn_deadline_s: float, within_s: float, command: Sequence[str]
     ) -> VllmProcess:
-        """Return the server at `url` once it is healthy. If it is unusable, the error has the `command` for it."""
+        """Return the server at `url` once it is healthy. If it is unusable, the error shows `command` to start it."""
         server = cls(Elsewhere(url), Path(), deadline_s=turn_deadline_s, headers=headers)
         async with contextlib.AsyncExitStack() as on_failure:
             on_failure.push_async_callback(server.stop)
@@ -381,7 +381,7 @@ class VllmProcess:
                 known = response.text[:300] if response.is_success else f"{response.status_code}: {response.text[:300]}"
                 raise SamplerStartError(
                     f"the server at {url} does not offer a model named {BASE_NAME}: {known}",
-                    fix=f"correct placement.sampler.key_env, or start it with: {shlex.join(command)}",
+                    fix=f"correct placement.sampler.key_env, or start the server with: {shlex.join(command)}",
                 )
             on_failure.pop_all()
         return server
@@ -423,7 +423,7 @@ class VllmProcess:
                 await self._client.aclose()
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Post a request. Returns the JSON response, if any. Raises SamplerLostError if it fails or times out."""
+        """Post a request and return the JSON response, if any. Raises SamplerLostError if the request fails."""
         try:
             response = await self._client.post(path, json=body)
         except httpx2.TransportError as error:
@@ -434,7 +434,7 @@ class VllmProcess:
                 await self._end_if_broken()
             remedy = "raise episodes.deadline_s, lower episodes.max_concurrent, or " if late else ""
             raise SamplerLostError(
-                f"vLLM did not answer {path} ({type(error).__name__})", fix=f"{remedy}read its log at {self.log}"
+                f"vLLM did not respond to {path} ({type(error).__name__})", fix=f"{remedy}read its log at {self.log}"
             ) from error
         if response.status_code == 400 and _REFUSED_GRAMMAR.search(response.text):
             raise GrammarError(
@@ -447,13 +447,13 @@ class VllmProcess:
             if response.is_server_error:
                 await self._end_if_broken()
             raise SamplerLostError(
-                f"vLLM answered {path} with {response.status_code}: {response.text[:300]}",
+                f"vLLM responded to {path} with {response.status_code}: {response.text[:300]}",
                 fix=f"read its log at {self.log}",
             )
         return response.json() if response.headers.get("content-type", "").startswith("application/json") else None
 
     async def watch(self) -> int:
-        """Poll the server's health and kill it if it is broken. Returns its exit code once it has ended.
+        """Poll the server's health, kill it if it is broken, and return its exit code once it has ended.
 
         If only the engine dies, the server keeps running, and some requests would wait until their deadline.
         """
@@ -493,7 +493,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SupervisedVllm:
-    """Keeps a server running while the context is entered. If it dies, another one is started with the same weights.
+    """Keeps a server running inside the `async with` block. If it dies, another one is started with the same weights.
 
     After `MAX_RESTARTS` restarts in a row without a sampled turn, all current and later callers get a SamplerLostError.
     """
@@ -538,7 +538,7 @@ class SupervisedVllm:
         return self._server
 
     async def ready(self) -> VllmProcess:
-        """Return a running server that has its weights. Waits for a restart if necessary."""
+        """Return the running server once it has its weights. Waits for a restart if necessary."""
         if self._supervision is not None and not self.is_up:
             async with self._changed:
                 await self._changed.wait_for(lambda: self.is_up or self._over)
@@ -551,12 +551,12 @@ class SupervisedVllm:
 
     @property
     def is_up(self) -> bool:
-        """Return whether a server is running that has its weights."""
+        """Return whether a server is running and has its weights."""
         return self._server is not None and self._server.may_be_asked
 
     @property
     def is_over(self) -> bool:
-        """Return whether no server will be started again."""
+        """Return whether the server is down and will not be restarted."""
         return self._over
 
     def note_turn(self) -> None:

@@ -1,8 +1,8 @@
 """Sends all weights from the learner to a vLLM server, without files, through vLLM's weight-transfer API.
 
-vLLM has both sides for GPUs: NCCL between different GPUs, and CUDA IPC on the same one. For CPUs this module adds a
-backend of its own: the tensors are written to anonymous shared memory, and vLLM's worker maps it. vLLM knows it once
-the worker extension is imported from here, before it creates the engine of a transfer.
+For GPUs, vLLM implements both sides: NCCL between different GPUs, and CUDA IPC on the same one. For CPUs, this module
+adds its own backend: the tensors are written to anonymous shared memory, and vLLM's worker maps it. vLLM imports its
+worker extension from here, which registers this backend before vLLM creates a transfer engine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DEADLINE_S = 600.0
 
 
 class Source(WeightSource):
-    """The weights of a model on `device`, one tensor at a time. `tensors` yields them whole, in the model's order."""
+    """A model's weights, moved to `device` one at a time. `tensors` yields the full tensors in the model's order."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Source(WeightSource):
 
 
 def send_weights(receiver: Receiver, source: WeightSource, *, rank: int) -> None:
-    """Send the weights to a server, as `Receiver.receive` says. Only the first process of a learner talks to it."""
+    """Send the weights to a server: see `Receiver.receive`. Only the learner's first process talks to the server."""
     with closing(_Client(receiver)) as client:
         factory: Any = WeightTransferTrainerFactory
         engine = factory.trainer_init(_init_info(receiver, rank), client=client, source=source)
@@ -90,7 +90,7 @@ def _init_info(receiver: Receiver, rank: int) -> TrainerInitInfo:
 
 
 class _Client(HTTPVLLMWeightSyncClient):
-    """vLLM's client, over the Unix socket of the server."""
+    """vLLM's client, connected through the server's Unix socket."""
 
     def __init__(self, receiver: Receiver) -> None:
         super().__init__("http://vllm")
@@ -102,11 +102,11 @@ class _Client(HTTPVLLMWeightSyncClient):
             response = self._http.post(f"/{path}", json=json)
         except httpx2.TransportError as error:
             raise SamplerLostError(
-                f"vLLM did not answer /{path} while it received weights ({type(error).__name__})", fix="read its log"
+                f"vLLM did not respond to /{path} while receiving weights ({type(error).__name__})", fix="read its log"
             ) from error
         if not response.is_success:
             raise SamplerLostError(
-                f"vLLM could not receive weights: it answered /{path} with {response.status_code}: "
+                f"vLLM could not receive weights: it responded to /{path} with {response.status_code}: "
                 f"{response.text[:300]}",
                 fix="read its log, or set sampling.vllm.weight_transfer to files",
             )
@@ -141,7 +141,7 @@ def _mapped(path: str, dtype_names: Sequence[str], shapes: Sequence[Sequence[int
 
 
 class MemoryEngine(WeightTransferEngine[_MemoryInit, _MemoryUpdate]):
-    """The side of vLLM's worker. If tensors are missing, the update fails, and the server must be killed."""
+    """The vLLM worker's side of a transfer. If tensors are missing, it fails, and the server must be killed."""
 
     init_info_cls, update_info_cls = _MemoryInit, _MemoryUpdate
 
@@ -176,7 +176,7 @@ class _MemoryTrainerInit(TrainerInitInfo):
 
 
 class _MemoryTrainer(TrainerWeightTransferEngine[_MemoryTrainerInit]):
-    """The learner's side. The memory is freed once the worker has copied the tensors."""
+    """The learner's side of a transfer. The memory is freed once the worker has copied the tensors."""
 
     init_info_cls = _MemoryTrainerInit
 
@@ -196,7 +196,7 @@ class _MemoryTrainer(TrainerWeightTransferEngine[_MemoryTrainerInit]):
         names = [one.name for one in meta]
         dtype_names, shapes = [str(one.dtype).split(".")[-1] for one in meta], [list(one.shape) for one in meta]
         with _anonymous_file() as path:
-            # Gather everything first: an error of the server then leaves no process waiting for the next tensor.
+            # Gather everything first: a server error then leaves no process waiting for the next tensor.
             for (_, tensor), part in zip(self.source, _mapped(path, dtype_names, shapes), strict=True):
                 part.copy_(tensor)
             self.client.init_weight_transfer_engine({})

@@ -32,11 +32,11 @@ _FURTHER = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan
 
 
 class MergedAdapter:
-    """The adapter in a folder that PEFT wrote.
+    """Merges the LoRA adapter in a folder that PEFT wrote into base weights.
 
     adapter = MergedAdapter(Path("outputs/hello-cpu/weights/v3"))
     model.load_weights(adapter.added_to(base_weights))
-    adapter.objections    # empty once all of it was added
+    adapter.objections    # empty if the whole adapter was merged
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,14 +73,14 @@ class MergedAdapter:
 class WholeWeights:
     """Mixin for vLLM's worker class.
 
-    The methods return a list of objections if the weights cannot be used. An exception is a fault of the server.
+    The methods return `objections`, which is empty if the weights can be used. An exception means that vLLM failed.
     """
 
     vllm_config: Any
     model_runner: Any
 
     def compare_model_folder(self, folder: str) -> dict[str, list[str]]:
-        """Return the differences between the model in `folder` and the one that the server was started with."""
+        """Return as objections how the model in `folder` differs from the one that the server was started with."""
         started = get_config(self.vllm_config.model_config.model, trust_remote_code=False)
         new = get_config(folder, trust_remote_code=False)
         return {"objections": differing_settings(started.to_dict(), new.to_dict())}
@@ -110,8 +110,8 @@ def parameter_names(model: Any) -> set[str]:
 
 
 def finish_loading(model: Any, config: Any, wanted: set[str], loaded: set[str], *more: str) -> list[str]:
-    """Pack new weights for the kernels if they are complete. Return the objections to them, with `more`."""
-    objections = [f"it is missing {name}" for name in sorted(wanted - loaded | _partly_loaded(model))] + list(more)
+    """Pack new weights for the kernels, unless there are objections. Return these: missing weights, then `more`."""
+    objections = [f"{name} is missing" for name in sorted(wanted - loaded | _partly_loaded(model))] + list(more)
     if not objections:
         finalize_layerwise_processing(model, config)
         _pack_tied_heads(model)
@@ -119,7 +119,7 @@ def finish_loading(model: Any, config: Any, wanted: set[str], loaded: set[str], 
 
 
 def _partly_loaded(model: Any) -> set[str]:
-    """Return the layers that consist of several tensors, such as q, k and v, and got only some of them.
+    """Return the layers that combine several tensors, such as q, k and v, but received only some of them.
 
     Embeddings are not checked, because a vocabulary may be padded.
     """

@@ -55,7 +55,7 @@ FILES_FOR_SERVERS: Mapping[str, str] = {
     "README.md": "the commands, from tasks to an adapter",
     ".gitignore": "files that git ignores",
 }
-"""The files of a project that trains on servers of the user."""
+"""The files of a project that trains on the user's own servers."""
 
 # A file named .gitignore would apply to this repository, and to the content of the wheel.
 _NAMES_IN_TEMPLATE = {".gitignore": "gitignore"}
@@ -73,13 +73,13 @@ _LEFT_OUT = "# left out"
 # Results of unknown servers are longer than those of the template's, and each task has its own limit of turns.
 _LINES_FOR_SERVERS = {
     "  context_tokens: 2048": "  context_tokens: 6144",
-    "  file: servers.json": "  file: {servers}  # settings.SERVER.isolation: per_episode, if tasks write to it",
+    "  file: servers.json": "  file: {servers}  # settings.SERVER.isolation: per_episode, if tasks write to SERVER",
     "  max_tokens: 96": "  max_tokens: 192",
     "  max_turns: {easy: 3, medium: 5}": _LEFT_OUT,
     "  steps: 30": "  steps: 100",
 }
 _REWARDS_FOR_SERVERS = """
-rewards: {answer: 2.0, state: 1.0, calls: 0.25, arguments: 0.25, efficiency: 0.0}   # used to verify the tasks
+rewards: {answer: 2.0, state: 1.0, calls: 0.25, arguments: 0.25, efficiency: 0.0}   # the tasks were verified with these
 """
 _HINTS = """\
 # Argument values that no tool returns. The end of tasks/report.md lists the missing ones.
@@ -93,11 +93,11 @@ _README_FOR_SERVERS = """\
 {commands}
 ```
 
-`tasks/report.md` lists the tools that could be called, and the values to add to `hints.yaml`. Copy the server settings
-in `hints.yaml`, if there are any, to `servers.settings` in `recipe.yaml`.
+`tasks/report.md` shows how many calls of each tool worked, and the values to add to `hints.yaml`. Copy the server
+settings in `hints.yaml`, if there are any, to `servers.settings` in `recipe.yaml`.
 
 A tool that its server does not declare read-only is called only with `--allow-writes SERVER`; in `recipe.yaml`, such a
-server needs `isolation: per_episode`. `--calibrate recipe.yaml` keeps the tasks that the model solves sometimes.
+server needs `isolation: per_episode`. `--calibrate recipe.yaml` keeps only the tasks that the model sometimes solves.
 """
 _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 
@@ -143,7 +143,7 @@ class Project:
 def write_project(folder: Path, model: str = DEFAULT_MODEL, servers: Path | None = None) -> Project:
     """Write all files into a folder that is new or empty. The run gets the name of the folder.
 
-    `model` is a folder, or a name on the hub. With `servers`, an mcpServers file, the project trains on these.
+    `model` is a folder or a Hugging Face name. With `servers`, an mcpServers file, the project trains on its servers.
 
     Raises a BadValueError, and writes nothing, if the folder is not empty or there is no such model.
     """
@@ -178,7 +178,7 @@ def _require_servers(servers: Path) -> None:
 
 
 def _for_servers(recipe: str, servers: str) -> str:
-    """Return the template's recipe, changed to train on synthesized tasks of other servers."""
+    """Return the template's recipe, changed to train on tasks synthesized for other servers."""
     lines = recipe.splitlines()
     body = lines[next(number for number, line in enumerate(lines) if line.startswith("name:")) :]
     changed = [_LINES_FOR_SERVERS.get(line.split("#")[0].rstrip(), line) for line in body]
@@ -211,13 +211,13 @@ def locate_model(model: str) -> tuple[str, str]:
         return str(Path(model).absolute()), renderer_of(Path(model)) or "auto"
     if not model.strip() or model.startswith((".", "/", "~")):
         raise BadValueError(
-            f"--model is {model!r}, which does not exist", fix="correct the path, or use a name on the hub"
+            f"--model is {model!r}, which does not exist", fix="correct the path, or use a Hugging Face name"
         )
     return model, "auto"
 
 
 def with_model(recipe: str, name: str, model: str, renderer: str) -> str:
-    """Return the template's recipe, changed to another run name and model."""
+    """Return the template's recipe with another run name and model."""
     recipe = recipe.replace(_NAME_LINE, f"name: {_in_yaml(name)}  #").replace(
         f"outputs/{_DEFAULT_NAME}", f"outputs/{name}"
     )

@@ -22,7 +22,7 @@ _EXTRAS = {**dict.fromkeys(("fmp", "polygon", "python", "slack", "tavily"), "mar
 
 
 def make_server(name: str, **options: Any) -> MCPServer:
-    """Create a server without starting it. `options` go to its own `make_server`: make_server("fmp", world=7).
+    """Create a server without starting it. `options` are passed to its own `make_server`: make_server("fmp", world=7).
 
     Packages add servers through the entry point group `mcprl.servers`.
     """

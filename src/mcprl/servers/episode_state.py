@@ -1,4 +1,4 @@
-"""Keeps a separate state in a server for each episode, by the episode's id in the metadata of each call."""
+"""Keeps a separate state for each episode in a server. Each call has the episode's id in its metadata."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
-    """A trajectory for the server. `gradients[i]` is d loss / d logprob of `token_ids[i + 1]`.
+    """A trajectory as the server gets it. `gradients[i]` is d loss / d logprob of `token_ids[i + 1]`.
 
     ScoredRow(token_ids=(5, 7, 9), scored=(False, True), logprobs=(0.0, -0.4), gradients=(0.0, -0.71))
     """
@@ -118,7 +118,7 @@ class SkyrlClient:
         try:
             await asyncio.to_thread(open_session)
         except _FAILURES as error:
-            raise client._failed("opening a session", error) from error
+            raise client._failed("open a session", error) from error
         return client
 
     async def close(self) -> None:
@@ -128,16 +128,16 @@ class SkyrlClient:
     async def create_model(self, base_model: str, *, rank: int, seed: int) -> Model:
         """Create a new adapter. It does not change the model's output yet."""
         return await self._wait(
-            f"creating an adapter of rank {rank} on {base_model}",
+            f"create an adapter of rank {rank} on {base_model}",
             lambda: self._service._create_lora_training_client_submit(  # the public method waits forever
                 base_model, rank, seed, train_mlp=True, train_attn=True, train_unembed=False, user_metadata=None
             ),
         )
 
     async def forward(self, model: Model, token_ids: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """Return the logprobs of each row's tokens, except the first."""
+        """Return, for each row, the logprobs of all tokens except the first."""
         data = [_datum(ids, weights=[1.0] * (len(ids) - 1)) for ids in token_ids]
-        output = await self._reask(lambda: self._train("scoring", model, "forward", data, "cross_entropy"))
+        output = await self._reask(lambda: self._train("score trajectories", model, "forward", data, "cross_entropy"))
         return [
             _floats(one["logprobs"], len(ids) - 1) for one, ids in zip(output.loss_fn_outputs, token_ids, strict=True)
         ]
@@ -146,7 +146,7 @@ class SkyrlClient:
         """Accumulate Σ gradient · ∇logprob over all rows and scored tokens.
 
         The importance-sampling loss at a ratio of 1 is linear in the logprobs, and the advantage is its slope.
-        `scale(n)` undoes the backend's division of the loss of a row with n scored tokens.
+        `scale(n)` is the factor that undoes the backend's averaging for a row with n scored tokens.
         """
         data = [
             _datum(
@@ -157,39 +157,39 @@ class SkyrlClient:
             )
             for row in rows
         ]
-        await self._train("learning", model, "forward_backward", data, "importance_sampling")
+        await self._train("compute gradients", model, "forward_backward", data, "importance_sampling")
 
     async def optim_step(self, model: Model, step: AdamStep) -> dict[str, float]:
         """Take one Adam step with the accumulated gradients. Return the server's metrics."""
         adam = types.AdamParams(
             learning_rate=step.learning_rate, beta1=0.9, beta2=0.999, eps=step.eps, weight_decay=0.0
         )
-        output = await self._train("an optimizer step", model, "optim_step", adam)
+        output = await self._train("take an optimizer step", model, "optim_step", adam)
         return dict(output.metrics or {})
 
     async def save_state(self, model: Model, name: str) -> str:
         """Save the weights and the optimizer under a new name. Return their path."""
-        return (await self._train(f"saving {name}", model, "save_state", name)).path
+        return (await self._train(f"save {name}", model, "save_state", name)).path
 
     async def load_state(self, model: Model, path: str) -> None:
-        await self._train(f"loading {path}", model, "load_state_with_optimizer", path)
+        await self._train(f"load {path}", model, "load_state_with_optimizer", path)
 
     async def save_for_sampler(self, model: Model, name: str) -> str:
         """Save the weights under a new name, for sampling or for download. Return their path."""
-        return (await self._train(f"saving {name} for the sampler", model, "save_weights_for_sampler", name)).path
+        return (await self._train(f"save {name} for the sampler", model, "save_weights_for_sampler", name)).path
 
     async def hand_to_sampler(self, model: Model) -> str:
-        """Make the current weights available for sampling, without a file if the backend needs none (all except JAX).
+        """Make the current weights available for sampling. Only the JAX backend writes them to a file for this.
 
         Returns the id of the session that samples from these weights.
         """
         # The public method waits forever.
-        return await self._train("passing weights to the sampler", model, "_save_weights_for_sampler_impl", None, None)
+        return await self._train("pass weights to the sampler", model, "_save_weights_for_sampler_impl", None, None)
 
     async def open_sampler(self, session: str) -> Any:
-        """Open a sampling client for a session that has weights."""
+        """Open a sampling client for a session that `hand_to_sampler` returned."""
         sampler, holder = tinker.SamplingClient, self._service.holder
-        return await self._wait("opening a sampler", lambda: sampler.create(holder, sampling_session_id=session))
+        return await self._wait("open a sampler", lambda: sampler.create(holder, sampling_session_id=session))
 
     async def sample(
         self,
@@ -201,7 +201,7 @@ class SkyrlClient:
         temperature: float,
         seed: int,
     ) -> Drawn:
-        """Sample one turn. It ends at any of `stop`: ids or texts, because the server refuses a mixture."""
+        """Sample one turn. It ends at any of `stop`: all token ids or all strings, as the server rejects a mixture."""
         parameters = types.SamplingParams(
             max_tokens=max_tokens,
             seed=seed,
@@ -217,7 +217,7 @@ class SkyrlClient:
             drawing = sampler._sample_async_impl(prompt, 1, parameters, include_prompt_logprobs=False)
             return sampler.holder.run_coroutine_threadsafe(drawing)
 
-        answer = await self._reask(lambda: self._wait("sampling", ask))
+        answer = await self._reask(lambda: self._wait("sample a turn", ask))
         (sequence,) = answer.sequences
         return Drawn(
             token_ids=tuple(sequence.tokens),
@@ -226,10 +226,10 @@ class SkyrlClient:
         )
 
     async def download(self, path: str) -> bytes:
-        """Download the archive of weights that were saved for a sampler."""
+        """Download weights that `save_for_sampler` saved, as an archive."""
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
         rest = self._service.create_rest_client()
-        where = await self._wait(f"finding {path}", lambda: rest._get_checkpoint_archive_url_submit(run, checkpoint))
+        where = await self._wait(f"find {path}", lambda: rest._get_checkpoint_archive_url_submit(run, checkpoint))
         try:
             # A URL of another host is signed, and that host must not get the key.
             headers = {KEY_HEADER: self._key} if where.url.startswith(f"{self._url.rstrip('/')}/") else {}
@@ -237,7 +237,7 @@ class SkyrlClient:
                 answer = await http.get(where.url, headers=headers)
                 answer.raise_for_status()
         except httpx2.HTTPError as error:
-            raise self._lost(f"downloading {path}", f"{type(error).__name__} {error}") from error
+            raise self._lost(f"send {path}", f"{type(error).__name__} {error}") from error
         return answer.content
 
     async def _reask(self, asking: Callable[[], Awaitable[Any]]) -> Any:
@@ -264,7 +264,7 @@ class SkyrlClient:
             done, _ = await asyncio.wait((answer, gone), timeout=self._deadline_s, return_when=asyncio.FIRST_COMPLETED)
             if answer in done:
                 return answer.result()
-            why = "the server ended" if gone in done else f"no answer within {self._deadline_s:g} s"
+            why = "the server ended" if gone in done else f"no response within {self._deadline_s:g} s"
             raise self._lost(what, why)
         except _FAILURES as error:
             raise self._failed(what, error) from error
@@ -278,10 +278,10 @@ class SkyrlClient:
         told = SECRETS.redact(f"{type(error).__name__}: {str(error)[:500]}")
         status = getattr(error, "status_code", None)
         if status in (401, 403):
-            return UnfitEngineError(f"{self._url} rejected {what} ({told})", fix="check the key in TINKER_API_KEY")
+            return UnfitEngineError(f"{self._url} refused to {what} ({told})", fix="check the key in TINKER_API_KEY")
         if "rank" in told and "must be between" in told:
             return UnfitEngineError(
-                f"{self._url} rejected {what} ({told})",
+                f"{self._url} refused to {what} ({told})",
                 fix="lower learner.lora_rank, or raise max_lora_rank on the server",
             )
         if "Maximum number of LoRA adapters" in told:
@@ -293,7 +293,7 @@ class SkyrlClient:
 
     def _lost(self, what: str, why: str) -> EngineLostError:
         return EngineLostError(
-            f"the server at {self._url} failed during {what}: {why}",
+            f"the server at {self._url} failed to {what}: {why}",
             fix="read the server's log (logs/skyrl.log in the run's folder, if mcprl started the server)",
         )
 
@@ -312,7 +312,7 @@ async def _result(asked: Any) -> Any:
 
 
 def _datum(token_ids: Sequence[int], **columns: Sequence[float]) -> types.Datum:
-    """Make a datum. Each input token predicts the next one, so the last token is not an input."""
+    """Make a datum of the Tinker API. Each input token predicts the next one, so the last token is not an input."""
     *inputs, _ = token_ids
     targets = types.TensorData(data=list(token_ids[1:]), dtype="int64", shape=[len(inputs)])
     more = {name: types.TensorData(data=list(c), dtype="float32", shape=[len(inputs)]) for name, c in columns.items()}
@@ -322,5 +322,5 @@ def _datum(token_ids: Sequence[int], **columns: Sequence[float]) -> types.Datum:
 
 
 def _floats(data: Any, length: int) -> tuple[float, ...]:
-    """Return the first `length` values. Servers may pad rows to one length, and the padding is not logprobs."""
+    """Return the first `length` values. The rest is padding, because servers may pad all rows to the same length."""
     return tuple(float(value) for value in data.data[:length])

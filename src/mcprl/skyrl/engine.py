@@ -1,12 +1,12 @@
 """The SkyRL engine of a run: one adapter behind the Tinker API for training and sampling, restored if it is lost.
 
 Everything on the server can be lost: the server may be killed, or drop a session. The weights and the optimizer are
-saved there when the run saves a checkpoint, but not after each update, because with FSDP that is the whole model. So
-this process keeps the gradients of all updates since the last save. A new server gets the saved state, then the same
+saved there when the run saves a checkpoint, but not after each update, because with FSDP a save writes the whole model.
+So this process keeps the gradients of all updates since the last save. A new server gets the saved state, then the same
 gradients in the same order. Then the interrupted requests are repeated.
 
-On JAX, the sampler loads its weights into the same adapter that is trained. Trained weights that were not yet handed to
-the sampler would be lost without an error, so the engine does not sample in this state.
+On JAX, the sampler loads its weights into the same adapter that is trained. If the trained weights were not yet handed
+to the sampler, sampling would overwrite them without an error, so the engine then refuses to sample.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Step = tuple[tuple[ScoredRow, ...], AdamStep]
 
 
 class SkyrlEngine:
-    """The adapter of a run, at version 0 when entered. On exit, its processes are stopped. `folder` has its files."""
+    """A run's adapter on a server, at version 0 on entry. On exit, its processes end. `folder` holds their files."""
 
     def __init__(self, config: RunConfig, *, folder: Path, log: Path, tell: Callable[[str], None] = _nobody) -> None:
         """`tell` is called with a message whenever the server is lost."""
@@ -85,8 +85,8 @@ class SkyrlEngine:
 
     @property
     def snapshot(self) -> str:
-        """The path of the newest saved weights and optimizer, "tinker://model_1a2b/weights/v3-9f0c". Recovery replays
-        the later steps on top of them."""
+        """The path of the newest saved weights and optimizer, such as "tinker://model_1a2b/weights/v3-9f0c". Recovery
+        loads them and repeats the later steps."""
         assert self._snapshot is not None, "the engine is not open"
         return self._snapshot
 
@@ -102,11 +102,11 @@ class SkyrlEngine:
 
     @property
     def server(self) -> SkyrlServer | None:
-        """Return the server that was started here, if any."""
+        """The server that this process started, if any."""
         return self._server
 
     def from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the event loop, and wait for it in another thread."""
+        """Run a coroutine in the event loop, and return its result. Must be called from another thread."""
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 
     async def attempt(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -122,13 +122,13 @@ class SkyrlEngine:
                 return result
 
     async def score(self, token_ids: Sequence[Sequence[int]], *, reference: bool = False) -> list[tuple[float, ...]]:
-        """Return the logprobs of each row's tokens, except the first."""
+        """Return, for each row, the logprobs of all tokens except the first."""
         model = self._reference if reference else self._policy
         assert model is not None
         return await self._asked.forward(model, token_ids)
 
     async def learn(self, rows: Sequence[ScoredRow], step: AdamStep) -> dict[str, float]:
-        """Take one optimizer step with these gradients. After this, JAX cannot sample until `finish`."""
+        """Take one optimizer step with these gradients. After this, JAX cannot sample until `finish` is called."""
         self._moved = True
         told = await self._step(rows, step)
         self._unsaved.append((tuple(rows), step))
@@ -144,7 +144,7 @@ class SkyrlEngine:
         await self._tidy()
 
     async def save(self) -> str:
-        """Save the newest version with its optimizer, if it is not saved yet. Then drop the earlier steps."""
+        """Save the newest version with its optimizer, if it is not saved yet, and forget its steps. Return its path."""
         assert not self._moved, "an update is under way"
         if self._learnt:
             self._snapshot = await self._saved()
@@ -156,7 +156,7 @@ class SkyrlEngine:
         await self._restore()
 
     async def become(self, version: int, state: str, reference_state: str | None) -> None:
-        """Load a saved state as this version. The state may be from an earlier server."""
+        """Load a saved state, as version `version`. The state may have been saved by an earlier server."""
         self._version, self._snapshot = version, state
         self._learnt.clear()
         await self._restore()
@@ -166,7 +166,7 @@ class SkyrlEngine:
             self._reference_state = reference_state
 
     async def open_reference(self) -> None:
-        """Create a second adapter that is not trained. At first it equals the base model."""
+        """Create an adapter for the reference policy. It is not trained, and at first changes nothing in the output."""
         self._reference = await self._fresh_model()
 
     async def sync_reference(self) -> None:
@@ -199,7 +199,7 @@ class SkyrlEngine:
         version = self._published
         if self._skyrl.backend == "jax" and (self._moved or version != self._version):
             raise UnfitEngineError(
-                f"the weights were trained past version {version}: sampling from it now would overwrite them",
+                f"the weights were trained beyond version {version}, and sampling from it now would overwrite them",
                 fix="report this bug in mcprl",
             )
         drawn = await self._asked.sample(
@@ -214,22 +214,22 @@ class SkyrlEngine:
         return await self._asked.download(path)
 
     def state_bytes(self) -> int:
-        """Return the size in bytes of a snapshot on this disk; 0 for a remote server."""
+        """Return the size of the snapshot in bytes, or 0 if the server is remote."""
         return 0 if self._server is None else self._server.state.bytes_of(self.snapshot)
 
     async def keep_only(self, states: Collection[str]) -> None:
-        """Delete all states except these and the newest, if the server was started here."""
+        """Delete all saved states except these and the newest, if this process started the server."""
         self._pinned = frozenset(states)
         await self._tidy()
 
     @property
     def _asked(self) -> SkyrlClient:
         if self._client is None:
-            raise EngineLostError("the engine was lost and not restored", fix="resume the run")
+            raise EngineLostError("the engine was lost and could not be restored", fix="resume the run")
         return self._client
 
     def _scale(self, rows: int) -> Callable[[int], float]:
-        """Return the factor that undoes the backend's averaging, by the number of scored tokens in a row.
+        """Return a function from a row's number of scored tokens to the factor that undoes the backend's averaging.
 
         JAX averages over a row's tokens and then over rows; the other backends sum over all tokens.
         """
@@ -276,7 +276,7 @@ class SkyrlEngine:
             await self._server.wait()
 
     async def _set_up(self) -> None:
-        """Create the adapters of the newest version, or new ones, ready for training and sampling."""
+        """Create the adapters, and restore the newest version if one was saved. Then open a sampler."""
         self._policy = await self._fresh_model()
         if self._snapshot is None:
             self._snapshot = await self._saved()
@@ -348,5 +348,5 @@ class SkyrlEngine:
 
 
 def _new_name(kind: str) -> str:
-    """Return a name that is new to the server. It refuses names in use, and it may outlive many runs."""
+    """Return a name that is new to the server. The server rejects names in use, and may outlive many runs."""
     return f"{kind}-{secrets.token_hex(6)}"

@@ -1,10 +1,10 @@
-"""SkyRL's server, or the engine behind it. A script for a Python environment that has SkyRL.
+"""A script that runs SkyRL's server, or the engine behind it, in a Python environment that has SkyRL.
 
     PYTHON -P serve.py api --dtype float32 --host 127.0.0.1 --port 8000 --base-model … (EngineConfig's options)
     PYTHON -P serve.py engine --dtype float32 --base-model …
 
 It does not import mcprl, which is not installed there. `api` starts `engine` as a child process, and both end together.
-It accepts only requests with the key in the variable MCPRL_SKYRL_KEY.
+The server accepts only requests with the key from the environment variable MCPRL_SKYRL_KEY.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import typing_extensions
 
 KEY_VARIABLE = "MCPRL_SKYRL_KEY"
-"""Environment variable of the server with the key that requests must have."""
+"""The environment variable from which the server takes the key that requests must have."""
 KEY_HEADER = "x-api-key"
 """The header in which Tinker's SDK sends its key. SkyRL itself ignores it."""
 
@@ -77,7 +77,7 @@ def _serve(options: list[str]) -> None:
 
 
 def _with_key(app: Any, key: str) -> Any:
-    """Wrap the application: clients without the key get 401. The engine does not see the key."""
+    """Wrap the application so that clients without the key get status 401. The engine does not get the key."""
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
         given = dict(scope.get("headers", ())).get(KEY_HEADER.encode(), b"")

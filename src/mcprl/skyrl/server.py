@@ -68,7 +68,7 @@ def server_argv(
 
 
 def server_env(config: SkyrlConfig, ours: Mapping[str, str], *, folder: Path) -> dict[str, str]:
-    """Return the server's environment: ours, without the variables of our Python if the server uses a different one.
+    """Return the server's environment: that of mcprl, without Python's variables if the server uses another Python.
 
     JAX's compilation cache is in `folder`, so that the next server starts faster.
     """
@@ -110,10 +110,9 @@ class ServerState:
         self.checkpoints = folder.absolute() / "checkpoints"
 
     def begin(self) -> None:
-        """Call this before a server starts: cancel unanswered requests to the previous one, remove incomplete
-        checkpoints.
+        """Before a server starts, cancel unanswered requests to the previous one and remove incomplete checkpoints.
 
-        Otherwise the engine would apply gradients and steps from before the run resumed.
+        Otherwise the new engine would apply gradients and steps from before the run was resumed.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._connection() as database:
@@ -131,7 +130,7 @@ class ServerState:
         self._remove_unlisted()
 
     def prune(self, *, older_than_s: float) -> int:
-        """Delete responses older than this, with their requests. Return how many.
+        """Delete responses older than this, with their requests. Return how many were deleted.
 
         Pending requests stay, and so does the newest request: SQLite would reuse its number, and a client that still
         waits for the old request would get the wrong response.
@@ -147,7 +146,7 @@ class ServerState:
             ).rowcount
 
     def keep_only(self, paths: Collection[str]) -> int:
-        """Delete all checkpoints except these and those that are being written. Return how many.
+        """Delete all checkpoints except these and those that are being written. Return how many were deleted.
 
         The path of a training state is tinker://MODEL/weights/NAME. The path of weights to sample from is
         tinker://MODEL/sampler_weights/NAME or tinker://MODEL/NAME.
@@ -233,7 +232,7 @@ def _key(path: str) -> tuple[str, str, str]:
         case "tinker", ["", "sampler_weights", name] | ["", name]:
             return parts.netloc, name, "SAMPLER"
         case _:
-            raise ValueError(f"{path} is not the path of a checkpoint: tinker://MODEL/weights/NAME")
+            raise ValueError(f"{path} is not the path of a checkpoint, such as tinker://MODEL/weights/NAME")
 
 
 def _as_stored(moment: datetime) -> str:
@@ -255,11 +254,11 @@ _QUESTION = {
 
 
 class SkyrlServer:
-    """A server on loopback and its engine. Both end together, at the latest when this process ends. `state` is their
-    files.
+    """A SkyRL server on the loopback interface, and its engine. Both end together, at the latest when this process
+    ends. `state` manages their files.
 
-    It accepts only requests with its `key`, because every user of this machine can connect to it. If a request fails,
-    `ended` is true if the server has ended and will never respond again.
+    The server accepts only requests with its `key`, because every user of this machine can connect to it. After a
+    failed request, `ended` says whether the server has ended and will never respond again.
     """
 
     def __init__(self, process: ChildProcess, url: str, key: str, state: ServerState) -> None:
@@ -274,8 +273,8 @@ class SkyrlServer:
     ) -> SkyrlServer:
         """Start a server with its files in `folder`. Return it when its engine responds.
 
-        It can load checkpoints that an earlier server saved in the same folder. It cancels unanswered requests to that
-        server. On UnfitEngineError or EngineStartError, it cleans up.
+        The server can load checkpoints that an earlier server saved in the same folder. Unanswered requests to that
+        server are cancelled. Raises UnfitEngineError or EngineStartError; no process is then left running.
         """
         state = ServerState(folder)
         await asyncio.to_thread(state.begin)
@@ -288,7 +287,7 @@ class SkyrlServer:
         except OSError as error:
             raise EngineStartError(
                 f"SkyRL's server cannot be started with {argv[0]}: {error.strerror}",
-                fix="set skyrl.python to the Python of an environment with SkyRL",
+                fix="set skyrl.python to the Python executable of an environment with SkyRL",
             ) from error
         server = cls(process, f"http://127.0.0.1:{port}", key, state)
         async with contextlib.AsyncExitStack() as on_failure:
@@ -340,12 +339,12 @@ class SkyrlServer:
                         raise self._failed_start(model)
         except TimeoutError as error:
             raise EngineStartError(
-                f"SkyRL's engine did not answer within {START_S:g} s:\n{self._process.log_tail()}",
+                f"SkyRL's engine did not respond within {START_S:g} s:\n{self._process.log_tail()}",
                 fix=f"read the complete log at {self.log}",
             ) from error
 
     async def _engine_answers(self, client: httpx2.AsyncClient) -> bool:
-        """Return True if the engine has answered a cheap request. The HTTP server is up much sooner than the engine."""
+        """Return True if the engine responded to a cheap request. The HTTP server is up much sooner than the engine."""
         try:
             if not (await client.get("/api/v1/healthz")).is_success:
                 return False
@@ -377,6 +376,6 @@ class SkyrlServer:
 
     def _misunderstood(self, answer: httpx2.Response) -> EngineStartError:
         return EngineStartError(
-            f"SkyRL's server answered {answer.request.url.path} with {answer.status_code}: {answer.text[:300]}",
+            f"SkyRL's server responded to {answer.request.url.path} with {answer.status_code}: {answer.text[:300]}",
             fix=f"install skyrl==0.3.0 in its environment, or read its log at {self.log}",
         )

@@ -89,7 +89,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _not_json(arguments: dict[str, Any]) -> str | None:
-    """Return why the arguments cannot be sent as JSON, or None. Sending such a value would end the whole session."""
+    """Return why the arguments cannot be sent as JSON, or None if they can. Sending bad ones would end the session."""
     for name, value in arguments.items():
         for part, depth in _parts(name, value):
             if depth > _MAX_DEPTH:
@@ -168,7 +168,7 @@ def _keys(error: ValidationError) -> list[str]:
 
 
 def _given(error: ValidationError) -> str:
-    """Return a note on unknown arguments, because one may be the missing argument under a wrong name."""
+    """Return a note that names the unknown arguments: one may be the missing argument under a wrong name."""
     known = cast("dict[str, Any]", cast("dict[str, Any]", error.schema).get("properties", {}))
     unknown = [_show(name) for name in _keys(error) if name not in known]
     return f"; it has no argument {', '.join(unknown[:3])}" if unknown else ""

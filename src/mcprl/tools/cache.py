@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class _Flight(Generic[V]):
-    """A running task, the number of callers that wait for it, and the traceback if it failed."""
+    """A running asyncio task, the number of callers that wait for it, and the traceback if it failed."""
 
     __slots__ = ("task", "trace", "waiters")
 
@@ -25,7 +25,7 @@ class _Flight(Generic[V]):
 
 
 class Flights(Generic[K, V]):
-    """Running tasks by key.
+    """Running tasks by key. Callers with the same key share one task.
 
     The work runs in its own task, so cancelling one caller does not affect the others. If the last caller is cancelled,
     the task is cancelled too, and it has ended before that caller returns. An exception is raised in every caller.
@@ -35,7 +35,7 @@ class Flights(Generic[K, V]):
         self._flights: dict[K, _Flight[V]] = {}
 
     async def join(self, key: K, start: Callable[[], Awaitable[V]]) -> tuple[V, bool]:
-        """Start the work for `key`, or join it if it is running. Return its result and whether it was joined."""
+        """Start the work for `key`, or join it if it is running. Return the result, and True if it was joined."""
         flight = self._flights.get(key)
         shared = flight is not None and not flight.task.done()
         if flight is None or not shared:
@@ -88,7 +88,7 @@ class _Entry(NamedTuple, Generic[V]):
 
 
 class ResultCache(Generic[K, V]):
-    """Values by key. Expired values are dropped; above the size limit, the least recently used values are dropped.
+    """A cache that drops expired values and, if it exceeds its size limit, the least recently used values.
 
     A value expires `ttl_s` after `put`, even if it is read in between.
     """

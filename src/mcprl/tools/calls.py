@@ -6,7 +6,7 @@
     errors disguised as successes                                           attributed to policy or infrastructure
     redaction, control characters, size limit                               the text that the policy sees
 
-A fault of the policy becomes an observation for the policy. A fault of the infrastructure is raised.
+An error caused by the policy becomes an observation that the policy reads. An infrastructure error is raised.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MAX_WAIT_S = 30.0
 def may_repeat(error: ToolServerError, *, read_only: bool, idempotent: bool) -> bool:
     """Return True if a retry is safe: repeating the call does no harm, or the call never reached the tool.
 
-    An open breaker is not retried: the call has already waited for it as long as allowed.
+    A BreakerOpenError is not retried: the call has already waited for the breaker as long as allowed.
     """
     if isinstance(error, BreakerOpenError):
         return False
@@ -69,7 +69,7 @@ async def call_with_retries(
 
     Only a ToolServerError that is `repeatable` leads to another attempt; every other error is raised at once. The wait
     doubles each time, and half of it is random, so that calls that failed together do not retry together. If the server
-    asks for a specific wait, that wait is used. If it exceeds MAX_WAIT_S or no attempts are left, the error is raised.
+    asks for a wait, that wait is used. If the wait exceeds MAX_WAIT_S or no attempts are left, the error is raised.
     """
     number = 1
     while True:
@@ -108,7 +108,7 @@ _REMOVED = re.compile(
 
 
 def sanitise(text: str, *, max_bytes: int, redact: Callable[[str], str] | None = None) -> tuple[str, bool]:
-    """Return the text to show, at most `max_bytes` of UTF-8 (64 or more), and whether it was cut.
+    """Return the text to show, limited to `max_bytes` of UTF-8 (at least 64), and whether it was cut.
 
     `redact` removes secrets. It runs after control characters are removed, because they can hide a secret, and before
     the cut, because half a secret is not recognized. If the text was cut, its last line is
@@ -168,7 +168,7 @@ class Route:
 def open_route(
     name: str, settings: ServerSettings, version: str, service: LimitsService | None = None, earlier_calls: int = 0
 ) -> Route:
-    """Create a route with an empty cache and a closed breaker. A shared `service` may have counted earlier calls."""
+    """Create a route with an empty cache and a closed breaker. `earlier_calls` are not added to a `service`."""
     return Route(
         name=name,
         settings=settings,
@@ -191,7 +191,7 @@ _NOT_RECORDED = "There is no recorded answer to this call. Try another tool or o
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A call of a known tool with valid arguments."""
+    """A call to a known tool with valid arguments."""
 
     tool: Tool
     arguments: Mapping[str, Any]
@@ -213,7 +213,7 @@ class _Outcome:
 
 
 class Pipeline:
-    """Runs the calls of a toolbox."""
+    """Runs all tool calls made through a toolbox."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Pipeline:
         servers: Mapping[str, CallableServer],
         instead: Instead | None = None,
     ) -> Observation:
-        """Run one call of the policy. `servers` are the servers of its lease by name; in strict replay it is empty.
+        """Run one call. `servers` holds the servers of the episode's lease by name; it is empty in mode `replay`.
 
         If `instead` returns an observation for a valid call, the call is neither made nor counted.
         """
@@ -277,7 +277,7 @@ class Pipeline:
     def _resolve(
         self, call: ToolCall, offered: Mapping[str, Tool], servers: Mapping[str, CallableServer]
     ) -> _Request | Observation:
-        """Return the call with its tool, route and arguments, or the reason for rejecting it, shown to the policy."""
+        """Return the call with its tool, route and arguments, or an observation that tells the policy what is wrong."""
         if call.problem is not None:
             return Observation(tool=call.name, server=None, text=call.problem, fault=Fault.POLICY)
         tool = offered.get(resolve_tool(call.name, offered, self._tool_aliases))
@@ -292,7 +292,7 @@ class Pipeline:
         return _Request(tool, arguments, route, servers.get(tool.server))
 
     async def _answer(self, request: _Request) -> _Outcome:
-        """Return the recorded, cached or shared answer of a read-only tool; otherwise call the server."""
+        """Return a recorded, cached or shared answer if one may be used; otherwise call the server."""
         tool, route = request.tool, request.route
         if self._mode == "replay" or (self._mode == "mixed" and self.world_of(tool) == "recorded"):
             recorded = await asyncio.to_thread(self._recorded, request)
@@ -312,14 +312,14 @@ class Pipeline:
         return _Outcome(answer, attempts=attempts, shared=shared)
 
     def world_of(self, tool: Tool) -> Literal["recorded", "live"]:
-        """Return where calls of a tool go in mode mixed: to the cassette (recorded) or to a server (live)."""
+        """Return where calls to a tool go in mode mixed: to the cassette (recorded) or to a server (live)."""
         route = self._routes[tool.server]
         has_recordings = (route.name, tool.name) in self._recorded_tools
         replays = has_recordings and matches(tool.name, route.settings.recorded)
         return "recorded" if replays or route.name not in self._started else "live"
 
     def _not_recorded(self, request: _Request) -> _Outcome:
-        """Answer a call without a recording: as the tool does without data, or with a note if it has no recordings."""
+        """Answer an unrecorded call with the tool's "no data" answer, or with a note if the tool has no recordings."""
         assert self._cassette is not None
         tool, route = request.tool, request.route
         if (route.name, tool.name) not in self._recorded_tools:
@@ -328,7 +328,7 @@ class Pipeline:
         return _Outcome(Answer(sanitise(text, max_bytes=route.settings.max_result_bytes)[0]), Source.MISSING)
 
     def _recorded(self, request: _Request) -> _Outcome | None:
-        """Return the recorded answer. Call it off the event loop: the file may be large, damaged or locked."""
+        """Return the recorded answer or None. Run this off the event loop: the file may be large, damaged or locked."""
         assert self._cassette is not None
         tool, route = request.tool, request.route
         recording = self._cassette.find(route.name, route.version, tool.name, request.arguments)
@@ -403,7 +403,7 @@ def _presentable(answer: Answer, route: Route) -> Answer:
 def _disguised(tool: Tool, answer: Answer) -> ServerFaultError:
     text = " ".join(SECRETS.redact(answer.text).split())[:200]
     return ServerFaultError(
-        f"server {tool.server!r} answered a call of {tool.name!r} with an error: {text}",
+        f"server {tool.server!r} answered a call to {tool.name!r} with an error: {text}",
         fix=f"remove the cause of this error, or change the rule in servers.settings.{tool.server}.errors that "
         "matched it",
     )
@@ -450,7 +450,7 @@ class Breaker:
 
     @asynccontextmanager
     async def guard(self, patience_s: float) -> AsyncGenerator[None]:
-        """Wait up to `patience_s` until the breaker lets one call through, then count the outcome of the block.
+        """Wait up to `patience_s` for the breaker to let this call through, then count the outcome of the block.
 
         Raises BreakerOpenError if the breaker stays open for that long.
         """
@@ -520,7 +520,7 @@ class Breaker:
         return BreakerOpenError(
             f"server {self._server!r} failed {self._failures_in_a_row} calls in a row, and its circuit breaker stayed "
             "open until the call's deadline",
-            fix=f"read the server's log; the server is tried again {REST_S:g} s after each failure",
+            fix=f"read the server's log; mcprl tries the server again {REST_S:g} s after each failure",
             delivered=False,
             retry_after_s=max(0.0, self._rests_until - now),
         )

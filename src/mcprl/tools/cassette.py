@@ -1,11 +1,11 @@
 """A cassette: recorded tool calls in one SQLite file, looked up by server, version, tool and arguments.
 
-Callers must record only successful calls of tools without side effects. Each operation is one statement in write-ahead
+Callers must record only successful calls to tools without side effects. Each operation is one statement in write-ahead
 mode, so tasks, threads and processes of one machine may share the file. A crash loses at most the last recordings and
 never damages the file. (Write-ahead mode needs a local file system.)
 
-A cassette may come from an untrusted source. So it must have exactly the tables below, without views or triggers that
-our statements would run. The length of its values and the steps of each statement are limited.
+A cassette may come from an untrusted source. So it must have exactly the tables below, and no views or triggers, which
+our statements would run. The size of each value and the number of steps of each statement are limited.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Cassette:
         self.close()
 
     def find(self, server: str, version: str, tool: str, arguments: Mapping[str, Any]) -> Recording | None:
-        """Return the newest answer for exactly this version, else the newest with an unknown version, else None."""
+        """Return the newest answer of exactly this server version, else the newest of an unknown version, else None."""
         known = _clean(arguments)
         rows = self._run(_FIND, (server, version, tool, canonical_json(known)))
         if not rows:
@@ -152,14 +152,14 @@ class Cassette:
     def record(
         self, server: str, version: str, tool: str, arguments: Mapping[str, Any], text: str, *, truncated: bool = False
     ) -> None:
-        """Store an answer with its secrets redacted. Does nothing if it equals the newest stored answer."""
+        """Store an answer with its secrets redacted. Does nothing if it equals the call's newest stored answer."""
         key = canonical_json(_clean(arguments))
         # Encode to bytes, because SQLite rejects text with unpaired surrogates.
         answer = SECRETS.redact(text).encode("utf-8", "surrogatepass")
         self._run(_RECORD, (server, version, tool, key, answer, truncated))
 
     def record_tools(self, server: str, version: str, tools: Iterable[ToolDefinition]) -> None:
-        """Store the tools that a server lists, in its order, so that replay works without the server."""
+        """Store the tools that a server lists, in the server's order, so that replay works without the server."""
         clean = [ToolDefinition(**_clean(asdict(tool))) for tool in tools]
         entries = [{**asdict(tool), "fingerprint": tool.fingerprint()} for tool in clean]
         values = (server, version, json.dumps(entries))
@@ -193,11 +193,11 @@ class Cassette:
                 arguments = decode_json(key)[0]
                 is_canonical = canonical_json(arguments) == key
             except (ValueError, TypeError) as error:
-                raise _damaged(self.path, f"arguments of {tool!r} are not JSON") from error
+                raise _damaged(self.path, f"the arguments of a call to {tool!r} are not JSON") from error
             if not isinstance(arguments, dict):
-                raise _damaged(self.path, f"a recording of {tool!r} is invalid")
+                raise _damaged(self.path, f"the arguments of a call to {tool!r} are not an object")
             if not is_canonical:
-                raise _damaged(self.path, f"arguments of {tool!r} are not in canonical form")
+                raise _damaged(self.path, f"the arguments of a call to {tool!r} are not in canonical form")
             yield Recording(
                 server=server,
                 version=version,
@@ -215,7 +215,7 @@ class Cassette:
     def no_data(self, server: str, tool: str, arguments: Mapping[str, Any]) -> str:
         """Return a tool's "no data" answer to a call: adapted from another recording, or else a plain sentence.
 
-        With {"ticker": "X"} → "No price data found for X" recorded, {"ticker": "Y"} gets "No price data found for Y".
+        Recorded: {"ticker": "X"} → "No price data found for X". So {"ticker": "Y"} gets "No price data found for Y".
         """
         statement = "SELECT arguments, answer FROM recordings WHERE server = ? AND tool = ? AND length(answer) < ?"
         for key, answer in self._run(statement, (server, tool, _NO_DATA_BYTES)):
@@ -286,7 +286,7 @@ class Cassette:
             raise _damaged(self.path, "it contains text that is not UTF-8") from error
 
     def _takes_too_long(self) -> bool:
-        """Return whether a statement has too many steps. SQLite asks this, because a damaged file may cause a loop."""
+        """Return True to stop a statement after too many steps: a damaged file may cause a loop. Called by SQLite."""
         self._looks += 1
         steps = self._looks * _STEPS_BETWEEN_LOOKS
         files = (self.path, Path(f"{self.path}-wal"))

@@ -1,4 +1,4 @@
-"""The catalog: all tools that the servers of a run offer, by name; and the names and aliases that reach them."""
+"""The catalog: all tools that a run's servers offer, by name. Also resolves aliases and recognises errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ToolDefinition:
 
 
 def definition_of(listed: mcp_types.Tool) -> ToolDefinition:
-    """Convert a listed tool. Removes secrets, because the definition appears in prompts and cassettes."""
+    """Convert a listed tool to its definition. Removes secrets, because definitions appear in prompts and cassettes."""
     hints = listed.annotations
     return ToolDefinition(
         name=listed.name,
@@ -87,10 +87,10 @@ def compile_checks(server: str, tools: Sequence[Tool]) -> dict[str, ArgumentChec
     """
     if len(tools) > MAX_TOOLS:
         raise ToolLimitError(
-            f"server {server!r} offers {len(tools)} tools, more than {MAX_TOOLS}",
-            fix=f"list the tools that the tasks need in servers.settings.{server}.allow",
+            f"server {server!r} offers {len(tools)} tools, but at most {MAX_TOOLS} are allowed",
+            fix=f"name only the tools that the tasks need in servers.settings.{server}.allow",
         )
-    steps = Steps(_MAX_COMPILE_STEPS, f"read with all other tools of server {server!r}")
+    steps = Steps(_MAX_COMPILE_STEPS, f"read together with the schemas of all other tools of server {server!r}")
     return {tool.name: ArgumentCheck(tool.name, server, tool.parameters, steps) for tool in tools}
 
 
@@ -103,13 +103,13 @@ class Catalog:
             other = self._tools.get(tool.name)
             if other is not None:
                 raise DuplicateToolError(
-                    f"servers {other.server!r} and {tool.server!r} both offer a tool {tool.name!r}",
-                    fix="disable one of the servers in the mcpServers file, or deny one of the tools in its settings",
+                    f"servers {other.server!r} and {tool.server!r} both offer a tool named {tool.name!r}",
+                    fix="disable a server in the mcpServers file, or exclude its tool with servers.settings.NAME.deny",
                 )
             self._tools[tool.name] = tool
         if not self._tools:
             raise EmptyCatalogError(
-                "the servers offer no tools", fix="enable a server that lists tools in the mcpServers file"
+                "the servers offer no tools", fix="in the mcpServers file, enable a server that offers tools"
             )
         self._checks = checks
 
@@ -130,7 +130,7 @@ class Catalog:
         return tuple(self._tools)
 
     def check(self, name: str) -> ArgumentCheck:
-        """Return the compiled argument schema of a tool."""
+        """Return the compiled argument check of a tool."""
         return self._checks[name]
 
     def closest(self, name: str) -> str | None:
@@ -139,7 +139,7 @@ class Catalog:
         return close[0] if close else None
 
     def require(self, tool_names: Iterable[str], wanted_by: str) -> None:
-        """Raise UnknownToolError if a tool is not in the catalog. `wanted_by` is a noun, as in 'task d03'."""
+        """Raise UnknownToolError if a tool is not in the catalog. `wanted_by` says what needs it: 'task d03'."""
         for name in tool_names:
             if name not in self._tools:
                 close = self.closest(name)
@@ -150,7 +150,7 @@ class Catalog:
                 )
 
     def select(self, names: Sequence[str] | None) -> tuple[Tool, ...]:
-        """Return the named tools in that order, without duplicates. None selects all tools."""
+        """Return the named tools in the given order, without duplicates. None selects all tools."""
         if names is None:
             return tuple(self)
         self.require(names, wanted_by="a lease")
@@ -168,17 +168,17 @@ def is_offered(tool: str, allow: Sequence[str], deny: Sequence[str]) -> bool:
 
 
 SEARCHED_CHARS = 2048
-"""How many characters of a result the rules search. Error messages are at the beginning; long results are not errors.
+"""How many characters of a result the error rules search, from its beginning, where error messages are.
 
-`$` matches at the end of the searched part.
+Long results are not errors. `$` matches at the end of the searched part.
 """
 
 
 def recognise(text: str, is_error: bool, rules: Sequence[ErrorRule]) -> Fault | None:
-    """Return whose fault an error in a result is; None if the result is not an error.
+    """Return whether the policy or the infrastructure caused an error in a result; None if the result is not an error.
 
     The first matching rule decides, even if the server reports success. If no rule matches, an error that the server
-    reports is the policy's fault, because MCP intends such errors for the model.
+    reports counts as the policy's, because MCP intends such errors for the model.
     """
     for rule in rules:
         if is_found(rule.match, text[:SEARCHED_CHARS]):
@@ -199,8 +199,8 @@ def resolve_arguments(
 ) -> dict[str, Any]:
     """Rename arguments to match the tool's schema. Returns a new dictionary in the same order.
 
-    An argument is renamed if the tool has the target name but not the given name, and no other argument of the call
-    provides the target, directly or through a second alias. Aliases do not chain. Nothing is dropped: an ambiguous
+    An argument is renamed if the tool has the alias's target but not the given name, and no other argument of the call
+    provides the target, directly or through another alias. Aliases do not chain. Nothing is dropped: an ambiguous
     argument keeps its name, and validation reports it.
 
     resolve_arguments({"python_code": "1+1"}, {"code"}, {"python_code": "code"}) == {"code": "1+1"}

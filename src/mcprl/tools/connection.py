@@ -1,8 +1,8 @@
 """One connection to one tool server. It restarts the server if the server dies.
 
 The SDK ties a session to the task that opened it. So each connection has an owner task: it opens a session, waits until
-the session ends, cleans up, and opens the next one. It restarts at once after a first crash, and with exponential
-backoff if crashes or failed starts follow each other closely. Other tasks make the calls.
+the session ends, cleans up, and opens the next one. It restarts the server at once after a first crash, and with
+exponential backoff if crashes or failed starts follow each other closely. Other tasks make the calls.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CallableServer(Protocol):
 
 
 def answer_of(result: CallToolResult) -> Answer:
-    """Return the text parts of a result, or its structured content as JSON. Images and other parts are only named."""
+    """Return a result's text, or else its structured content as JSON. Images and other parts are only named."""
     texts: list[str] = []
     omitted: list[str] = []
     for part in result.content:
@@ -106,7 +106,7 @@ def log_tail(path: Path, offset: int) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Format an error as one short line without secrets. For an exception group, it uses the first error."""
+    """Format an error as one short line without secrets. For an exception group, use the first error."""
     while isinstance(error, ExceptionGroup):
         error = cast("ExceptionGroup[Exception]", error).exceptions[0]
     text = shortened(" ".join(SECRETS.redact(str(error)).split()))
@@ -191,7 +191,7 @@ class ServerConnection:
         """Call a tool. If the server has just died, wait for its restart first. `meta` is sent with the request.
 
         Raises ServerLostError if the server dies during the call, CallDeadlineError if it takes too long (the session
-        stays open), ServerStartError if it cannot be restarted, ServerBusyError if it asks to be called later,
+        stays open), ServerStartError if it cannot be restarted, ServerBusyError if it asks to be called later, and
         ServerFaultError if it answers with a protocol error or a malformed result.
         """
         self.in_flight += 1
@@ -248,8 +248,8 @@ class ServerConnection:
         if not done:
             self._count_deadline(session, started)
             raise CallDeadlineError(
-                f"server {self.spec.name!r} did not finish a call of {tool!r} within {deadline_s:g} s",
-                fix=f"raise call_deadline_s of the server, or look for the cause in its log {self.log}",
+                f"server {self.spec.name!r} did not finish a call to {tool!r} within {deadline_s:g} s",
+                fix=f"raise servers.settings.{self.spec.name}.call_deadline_s, or look for the cause in {self.log}",
             )
         try:
             result = calling.result()
@@ -258,8 +258,8 @@ class ServerConnection:
         except (RuntimeError, ValidationError, InputRequiredRoundsExceededError) as error:
             # The SDK raises RuntimeError both for a result that violates its schema and for a closed client.
             if session.over.is_set():
-                raise self._lost(f"went away during a call of {tool!r} ({session.why})") from None
-            raise self._fault(f"answered a call of {tool!r} with a malformed result: {one_line(error)}") from None
+                raise self._lost(f"went away during a call to {tool!r} ({session.why})") from None
+            raise self._fault(f"answered a call to {tool!r} with a malformed result: {one_line(error)}") from None
         self._silent_deadlines = 0
         return answer_of(result)
 
@@ -387,7 +387,7 @@ class ServerConnection:
             session.end(f"it sent nothing while {self._silent_deadlines} calls missed their deadline")
 
     async def _answer_to_error(self, session: Session, tool: str, error: MCPError) -> Answer:
-        """Convert a JSON-RPC error by its cause: the transport, the policy's arguments, or the server.
+        """Convert a JSON-RPC error, depending on its cause: the transport, the policy's arguments, or the server.
 
         Errors are raised `from None`, because a traceback would print the server's text, including secrets.
         """
@@ -400,12 +400,12 @@ class ServerConnection:
             # Some servers use this code for their own errors.
             await _soon_over(session)
             if session.over.is_set():
-                raise self._lost(f"went away during a call of {tool!r} ({session.why})") from None
+                raise self._lost(f"went away during a call to {tool!r} ({session.why})") from None
         if error.code == INVALID_PARAMS:
             return Answer(error.message, is_error=True)
         if (wait_s := asked_wait_s(error)) is not None:
             raise self._busy(one_line(error), delivered=False, retry_after_s=wait_s) from None
-        raise self._fault(f"answered a call of {tool!r} with error {error.code}: {one_line(error)}") from None
+        raise self._fault(f"answered a call to {tool!r} with error {error.code}: {one_line(error)}") from None
 
     def _answer_of_transport(self, tool: str, outcome: TransportOutcome) -> Answer:
         detail = shortened(SECRETS.redact(outcome.detail))
@@ -420,10 +420,10 @@ class ServerConnection:
                 raise self._busy(detail, delivered=outcome.delivered, retry_after_s=outcome.retry_after_s) from None
             case Trouble.UNREACHABLE:
                 raise self._lost(
-                    f"went away during a call of {tool!r} ({detail})", delivered=outcome.delivered
+                    f"went away during a call to {tool!r} ({detail})", delivered=outcome.delivered
                 ) from None
             case Trouble.BROKEN:
-                raise self._fault(f"answered a call of {tool!r} with {detail}", outcome) from None
+                raise self._fault(f"failed a call to {tool!r}: {detail}", outcome) from None
 
     def _fail(self, attempt: asyncio.Future[Session], error: ServerStartError | ConfigurationError) -> None:
         self._short_lives += 1
@@ -440,7 +440,7 @@ class ServerConnection:
                 f"; if the sandbox lacks what the server needs, add it to servers.settings.{self.spec.name}.sandbox"
             )
         return ServerStartError(
-            f"server {self.spec.name!r} did not start: {what}" + (f"; its log ends:\n{tail}\n" if tail else ""),
+            f"server {self.spec.name!r} did not start: {what}" + (f"; the end of its log:\n{tail}\n" if tail else ""),
             fix=f"look for the cause in its log {self.log}, or run its command by hand" + sandbox,
         )
 
@@ -464,7 +464,7 @@ class ServerConnection:
     def _fault(self, what: str, outcome: TransportOutcome | None = None) -> ToolServerError:
         return ServerFaultError(
             f"server {self.spec.name!r} {what}",
-            fix=f"look for the cause in its log {self.log}; the call itself matches the tool's schema",
+            fix=f"look for the cause in its log {self.log}, not in the call, which matches the tool's schema",
             delivered=outcome is None or outcome.delivered,
             retry_after_s=None if outcome is None else outcome.retry_after_s,
         )
@@ -483,6 +483,6 @@ async def _finished(task: asyncio.Task[None]) -> None:
 
 
 async def _soon_over(session: Session) -> None:
-    """Wait briefly until mcprl notices the end of the server's process."""
+    """Wait briefly for mcprl to notice that the server's process has ended."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(session.over.wait(), _END_GRACE_S)

@@ -31,7 +31,7 @@ _MIN_PATH_SECRET = 20
 
 
 def load_keys() -> Mapping[str, str]:
-    """Return the environment plus the `NAME=value` lines of `.env` in this folder, if it exists.
+    """Return the environment variables plus the `NAME=value` lines of `.env` in the current folder, if it exists.
 
     Values are literal: `$` in a password is a dollar sign. Quotes, comments and `export` work as in other tools that
     read such files. A line that cannot be parsed is an error.
@@ -46,7 +46,7 @@ def _read(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise MissingKeyError(
-            f"the env file {path} cannot be read: {problem}", fix="write NAME=value lines into it, or delete it"
+            f"the env file {path} cannot be read: {problem}", fix="make it a readable NAME=value file, or delete it"
         ) from None
     keys: dict[str, str] = {}
     for binding in parse_stream(io.StringIO(text)):
@@ -93,7 +93,7 @@ class Expansion:
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Apply `change` to every string in a field, but not to the keys of objects. Validation rejects other values."""
+    """Apply `change` to every string in a field, but not to the keys of objects. Other types are rejected later."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -104,7 +104,7 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def expand_entries(path: Path, entries: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the entries of an mcpServers file with references replaced by keys. Registers the secrets among the keys.
+    """Return the entries of an mcpServers file with references replaced by keys. Keys that are secrets are registered.
 
     Raises one MissingKeyError that names all missing keys.
     """
@@ -139,9 +139,9 @@ def expand_entries(path: Path, entries: Mapping[str, dict[str, Any]]) -> dict[st
 def register_secrets(server: str, entry: Mapping[str, Any]) -> None:
     """Register the secrets in an entry, so that they are redacted everywhere.
 
-    - Values of `env` and `headers` whose name is that of a secret, such as API_KEY. In `Bearer X`, only X is secret.
-    - Values in `args` after options whose name is that of a secret.
-    - In URLs: the password, parameters whose name is that of a secret, and long random parts of the path.
+    - In `env` and `headers`: values with a name like API_KEY, which suggests a secret. In `Bearer X`, only X is secret.
+    - In `args`: values of options with such a name.
+    - In URLs: the password, query parameters with such a name, and long random parts of the path.
     """
     for field in ("env", "headers"):
         values = entry.get(field)

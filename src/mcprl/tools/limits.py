@@ -1,8 +1,8 @@
 """Rate limits and budgets of tool servers, for one process or shared by several.
 
-A route asks its `Limits` before each call. If one process runs all episodes, it keeps the limits itself. If several
-processes run episodes, the vendor counts their calls together. So one `SharedLimits` holds the limits of every server,
-and every route asks it through `RemoteLimits`.
+Each call first asks the `Limits` of its server. If one process runs all episodes, it keeps the limits itself. If
+several processes run episodes, the vendor counts their calls together. So one `SharedLimits` holds the limits of every
+server, and every process asks it through `RemoteLimits`.
 
     service = SharedLimits(limit_settings(config))         # once per run
     open_toolbox(config, log_dir=logs, limits=service)     # in each process, through a LimitsService
@@ -28,7 +28,7 @@ from mcprl.tools.specs import load_specs
 
 
 class Budget:
-    """Counts each call sent to a server. Refuses a call that would exceed a limit.
+    """Counts the calls sent to a server, and refuses a call that would exceed a limit.
 
     Money is counted in decimal, as in the configuration: three calls at 0.1 cost 0.3, not 0.30000000000000004.
     """
@@ -41,7 +41,7 @@ class Budget:
         self._max_usd = None if settings.usd is None else Decimal(str(settings.usd))
         self._price = Decimal(str(settings.usd_per_call))
         self.calls = 0
-        """Calls sent so far, including retries, without those before the run was resumed."""
+        """Calls sent so far, including retries, but not those sent before the run was resumed."""
 
     @property
     def usd(self) -> float:
@@ -100,7 +100,7 @@ class RateLimit:
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
 
     async def take_place(self) -> asyncio.TimerHandle | None:
-        """Wait for a place. Return the timer that frees it, unless `free_place` does so earlier."""
+        """Wait for a place. Return the timer that frees it unless `free_place` does so earlier; None without a rate."""
         loop = asyncio.get_running_loop()
         places = self._places
         if self._num_waiting or loop.time() < self._paused_until or (places is not None and places.locked()):
@@ -145,7 +145,7 @@ class LocalLimits:
 
     @property
     def calls(self) -> int:
-        """Calls that were counted and not refunded."""
+        """The number of calls that were counted and not refunded."""
         return self.budget.calls
 
     @property
@@ -193,11 +193,11 @@ class LimitsService(Protocol):
         ...
 
     async def pause(self, server: str, seconds: float) -> None:
-        """Let no call of any process pass for `seconds`."""
+        """Let no process send a call for `seconds`."""
         ...
 
     async def spent(self, server: str) -> tuple[int, float]:
-        """Return the number of calls of all processes so far, and their cost in USD."""
+        """Return the number of calls by all processes so far, and their cost in USD."""
         ...
 
 
@@ -211,7 +211,7 @@ class SharedLimits:
     await service.free_place("fmp", ticket)
 
     A `take_place` that is cancelled while it waits uses no capacity. If a worker dies and never frees its ticket, the
-    place is free again two periods after it was taken. Counts are in memory only: a run has one service.
+    place is free again two periods after it was taken. Counts are only in memory, so a run needs a single service.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class SharedLimits:
         return limits.calls, limits.usd
 
     def num_tickets(self, server: str) -> int:
-        """The number of tickets in memory: those in use, and expired ones until the next ticket is made."""
+        """Return the number of tickets in memory: those in use, plus expired ones that the next ticket will remove."""
         return len(self._tickets[server])
 
     def _of(self, server: str) -> LocalLimits:

@@ -67,12 +67,12 @@ class PinnedTools:
                 "\n".join([f"server {self._server!r} changed its tools during the run: {what}", *shown])
                 + "\nThe policy would get a prompt that nobody has reviewed"
             ),
-            fix="keep the server from changing while the run is open; review the changes, then start or resume the run",
+            fix="review the changes, then start or resume the run; keep the server from changing while the run is open",
         )
 
 
 def _lines_by_name(tools: Sequence[ToolDefinition]) -> dict[str, list[str]]:
-    """Return the definitions as JSON lines of bounded length, by name. A name that is listed twice has both."""
+    """Return each definition's JSON as lines of bounded length, by name. A name listed twice gets the lines of both."""
     texts: dict[str, list[str]] = {}
     for tool in sorted(tools, key=lambda tool: (tool.name, tool.fingerprint())):
         fields = {name: json.loads(canonical_json(value)) for name, value in asdict(tool).items()}

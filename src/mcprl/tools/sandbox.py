@@ -1,8 +1,8 @@
 """The bubblewrap sandbox of a third-party server: the files that the server can read, and the command that starts it.
 
 A server sees its own program, the interpreter and packages that the program needs, the system's programs and libraries,
-the folders that the recipe declares, and a private /tmp. It runs as our user without capabilities, and of our
-environment it gets only PATH. `installation` finds the program's files.
+the folders that the recipe declares, and a private /tmp. It runs as our user without capabilities, and PATH is
+the only variable that it gets from our environment. `installation` finds the program's files.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ exec "$@"
 def sandbox_command(
     server: str, settings: SandboxSettings, argv: Sequence[str], *, path: str, cwd: str | None, filter_fd: int
 ) -> list[str]:
-    """Return the command that runs `argv` in a server's sandbox. It must inherit `filter_fd`, an open `filter_file`.
+    """Return the command that runs `argv` in a server's sandbox. It must inherit `filter_fd` (see `filter_file`).
 
-    `path` is the PATH of the server. Raises SandboxMissingError if this machine cannot run a sandbox, and
+    `path` is the server's PATH. Raises SandboxMissingError if this machine cannot run a sandbox, and
     ServerFileError if a declared folder is missing, or if the server could write to its own program.
     """
     _probe()
@@ -74,15 +74,15 @@ def sandbox_command(
         # Otherwise the server could put a link there, and the next sandbox would show it the target of the link.
         if (inside := next((each for each in modes if Path(each).is_relative_to(folder)), None)) is not None:
             raise ServerFileError(
-                f"server {server!r} may write to {folder}, but this folder contains {inside}, which is its own program "
+                f"server {server!r} may write to {folder}, but this folder contains {inside}: the server's own program "
                 "or a folder that must stay read-only",
-                fix=f"choose a smaller folder in servers.settings.{server}.sandbox.write",
+                fix=f"list a smaller folder in servers.settings.{server}.sandbox.write",
             )
     modes |= dict.fromkeys(map(str, settings.write), "--bind")
     for shown in sorted(modes, key=lambda each: len(Path(each).parts)):  # mount a folder before its content
         if not os.path.exists(shown):
             raise ServerFileError(
-                f"the sandbox of server {server!r} lists {shown}, but this path does not exist",
+                f"the sandbox of server {server!r} should show {shown}, but this path does not exist",
                 fix=f"create the path, or correct servers.settings.{server}.sandbox",
             )
         command += [modes[shown], shown, shown]
@@ -154,11 +154,11 @@ def _system_files() -> Iterator[str]:
 
 @contextmanager
 def filter_file() -> Generator[int]:
-    """Open a file with the seccomp filter of one sandbox. bubblewrap reads it to its end."""
+    """Open a file with the seccomp filter of one sandbox. bubblewrap reads it to the end, so use it once."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in MACHINES:
         raise SandboxMissingError(
-            f"the sandbox of a server needs Linux on {' or '.join(MACHINES)}, but this machine is {sys.platform} "
+            f"the sandbox for tool servers needs Linux on {' or '.join(MACHINES)}, but this machine is {sys.platform} "
             f"{machine}",
             fix=f"run the servers on such a machine, or {_OTHERWISE}",
         )
@@ -175,10 +175,10 @@ def _bubblewrap_command(filter_fd: int) -> list[str]:
     """Return the first part of the command, which is the same for every sandbox.
 
     It leaves out --new-session, because each child already has its own session, and the sandbox's first process must
-    stay in the child's group, which is killed with the child. --die-with-parent makes the kernel end it even if that
-    fails.
+    stay in the child's group, which is killed with the child. --die-with-parent makes the kernel kill the sandbox
+    even if that fails.
     """
-    bubblewrap = find_bubblewrap("the sandbox of a server", _OTHERWISE)
+    bubblewrap = find_bubblewrap("the sandbox for tool servers", _OTHERWISE)
     command = [bubblewrap, *NAMESPACES, "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent"]
     command += ["--seccomp", str(filter_fd), "--unsetenv", OWNER_MARK, "--unsetenv", CHILD_MARK]
     if os.geteuid() != 0:

@@ -52,7 +52,7 @@ _TOKEN_KEY = secrets.token_bytes(32)
 
 
 class ResultChecks:
-    """Checks results against the output schemas of a server's tools. Compiles each schema at the first result."""
+    """Checks results against the output schemas of a server's tools. Compiles each schema when first needed."""
 
     def __init__(self, server: str, schemas: Mapping[str, Mapping[str, Any] | None]) -> None:
         self._server = server
@@ -183,7 +183,7 @@ class Session:
         """Calls in progress, including those that no caller awaits any more."""
 
     def end(self, why: str) -> None:
-        """Mark the session as over. Later reasons are ignored."""
+        """Mark the session as over. Only the first reason is kept."""
         if not self.over.is_set():
             self.why = why
             self.over.set()
@@ -286,7 +286,7 @@ async def list_tools(server: str, client: Client) -> tuple[ToolDefinition, ...]:
 
 
 async def offered_values(spec: ServerSpec, log: Path, *, deadline_s: float) -> dict[str, list[str]]:
-    """Start a server, and return what it lists besides its tools: by argument, values that it may know.
+    """Start a server and return argument values that it may accept, by argument name: its resources and completions.
 
     {"uri": ["demo://text/1"], "name": ["text 1"], "department": ["Sales", "Support"]}
     """
@@ -294,12 +294,12 @@ async def offered_values(spec: ServerSpec, log: Path, *, deadline_s: float) -> d
         async with asyncio.timeout(deadline_s), AsyncExitStack() as stack:
             return await _offered((await open_session(stack, spec, log)).client)
     except* (MCPError, TimeoutError) as errors:
-        _logger.warning("server %r does not list what it offers: %s", spec.name, errors.exceptions[0])
+        _logger.warning("server %r did not list its resources and completions: %s", spec.name, errors.exceptions[0])
     return {}
 
 
 async def _offered(client: Client) -> dict[str, list[str]]:
-    """Return names and URIs of resources, and completions for arguments of prompts and of URI templates."""
+    """Return the names and URIs of resources, and completions for the arguments of prompts and URI templates."""
     found: dict[str, list[str]] = {}
     able = client.server_capabilities
     references: list[tuple[Any, list[str]]] = []
@@ -365,7 +365,7 @@ def _with_token(spec: ServerSpec) -> ServerSpec:
     """Return the spec with a bearer token, if mcprl starts the server on a port that every local user can connect to.
 
     The server gets the token in its environment, and mcprl sends it with each request. Each server has its own token,
-    so that no server can call another. The token is constant per process, because registered secrets are never dropped.
+    so that no server can call another. Every start reuses the token, because registered secrets are never dropped.
     """
     if not spec.settings.start:
         return spec
@@ -398,7 +398,7 @@ async def _start_http(stack: AsyncExitStack, spec: ServerSpec, log: Path) -> tup
     if await port_answers(url):
         raise ServerStartError(
             f"server {spec.name!r} was not started, because another process already answers at {url}",
-            fix=f"stop the other process, or write {PORT} instead of the port in url and start",
+            fix=f"stop the other process, or write {PORT} instead of the port number in url and start",
         )
     child = await start_child(spec, port=port, log=log)
     stack.push_async_callback(child.stop)

@@ -102,8 +102,8 @@ def load_server_specs(path: Path, settings: Mapping[str, ServerSettings]) -> tup
     """Read an mcpServers file as other MCP clients write it, and add the run's settings for each server.
 
     An entry has `command` (with `args`, `env`, `cwd`) or `url` (with `headers`, and `env` for the start command).
+    `type` and `transport`, if present, must match it. An entry with `"disabled": true` is left out.
     A command such as `./server` or `../bin/server` is relative to the folder of the file.
-    `type` and `transport` must agree with that. An entry with `"disabled": true` is left out.
     `description`, `icon`, `autoApprove` and `alwaysAllow` are for other clients and ignored. Anything else is an error,
     because ignoring it could change what the server does.
 
@@ -122,7 +122,7 @@ def load_server_specs(path: Path, settings: Mapping[str, ServerSettings]) -> tup
 
 
 def load_specs(config: ServersConfig) -> tuple[ServerSpec, ...]:
-    """Load the servers that a recipe starts. In mode mixed, settings may also be for servers of the cassette."""
+    """Load the servers that a recipe starts. In mode mixed, skip settings for servers that only the cassette has."""
     assert config.file is not None
     settings = config.settings
     if config.cassette_mode == "mixed" and config.cassette is not None:
@@ -146,7 +146,7 @@ def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
     except OverLimitError as error:
         raise ServerFileError(f"{path} {error}", fix="pass the path of an mcpServers file") from error
     except ValueError as error:
-        raise ServerFileError(f"{path} is not JSON: {error}", fix="correct the file at this place") from error
+        raise ServerFileError(f"{path} is not valid JSON: {error}", fix="correct the file at this position") from error
     servers = cast("dict[str, Any]", document).get("mcpServers") if isinstance(document, dict) else None
     if not isinstance(servers, dict):
         raise ServerFileError(
@@ -155,7 +155,7 @@ def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
         )
     for name, entry in cast("dict[str, Any]", servers).items():
         if not isinstance(entry, dict):
-            _reject(path, name, "is not an object", "add a 'command' or a 'url'")
+            _reject(path, name, "is not an object", "write an object with a 'command' or a 'url'")
     return cast("dict[str, dict[str, Any]]", servers)
 
 

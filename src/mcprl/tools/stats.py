@@ -1,4 +1,4 @@
-"""Statistics of tool calls by server and tool: cheap per call, bounded in memory, written as JSON.
+"""Statistics of tool calls by server and tool: cheap to record, bounded in memory, written as JSON.
 
 They are written to `FILE_NAME` in a run's folder; `mcprl tools stats` shows them.
 """
@@ -49,7 +49,7 @@ class LatencyFigures(TypedDict):
 class ToolFigures(TypedDict):
     """The calls of one tool. `calls` equals `ok` + `policy_faults` + the sum of `failures`.
 
-    `missing` counts calls of a replayed tool that are not recorded. Files of older runs do not have it.
+    `missing` counts calls to a replayed tool that have no recording. Files of older runs do not have it.
     """
 
     calls: int
@@ -76,7 +76,7 @@ class ServerFigures(TypedDict):
 
 
 class StatsDocument(TypedDict):
-    """All servers of a run. `unknown_tool_calls` counts calls of tools that no server offers."""
+    """All servers of a run. `unknown_tool_calls` counts calls to tools that no server offers."""
 
     servers: dict[str, ServerFigures]
     unknown_tool_calls: NotRequired[int]
@@ -105,11 +105,11 @@ class ToolStats:
 
     def __init__(self) -> None:
         self.unknown_tool_calls = 0
-        """Calls of tools that do not exist. Not counted per name, because the policy may invent any number of names."""
+        """Calls to tools that do not exist. Not counted per name, because the policy may invent any number of names."""
         self._counts: dict[tuple[str, str], _Counts] = {}
 
     def record(self, observation: Observation, *, shared: bool = False) -> None:
-        """Count a call that got an answer. `shared` means that it shared the request of an equal call in flight."""
+        """Count a call that got an answer. `shared` means that it joined an equal call in flight."""
         if observation.server is None:
             self.unknown_tool_calls += 1
             return
@@ -281,7 +281,7 @@ def write_stats(folder: Path, document: StatsDocument) -> None:
 
 
 def calls_in(documents: Iterable[StatsDocument]) -> dict[str, int]:
-    """Return the number of calls of each server."""
+    """Return the number of calls to each server."""
     calls: Counter[str] = Counter()
     for document in documents:
         calls.update({name: server["calls"] for name, server in document["servers"].items()})

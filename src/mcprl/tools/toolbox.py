@@ -126,7 +126,7 @@ class SharedPool(_Pool):
         return tuple(replica.pid for replica in self._replicas if replica.pid is not None)
 
     async def open(self) -> None:
-        """Start the first replica, which lists the tools, then the others."""
+        """Start the first replica and get the tool list from it. Then start the others."""
         first, *others = self._replicas
         await self._open(first)
         await asyncio.gather(*(self._open(replica) for replica in others))
@@ -169,7 +169,7 @@ class EpisodePool(_Pool):
         return tuple(each.pid for each in (*self._lent, *self._warm) if each.pid is not None)
 
     async def open(self) -> None:
-        """Start one server, which lists the tools and serves the first episode, then the spares."""
+        """Start one server, which lists the tools and serves the first episode. Then start the spares."""
         self._warm.append(await self._open(self._make(one_life=True)))
         await asyncio.gather(*(self._start_spare() for _ in range(_SPARES - 1)))
 
@@ -246,8 +246,8 @@ class Toolbox:
 
     With a cassette in mode `replay`, no server is started: the cassette lists the tools, and `replayed` holds the
     settings of its servers. In mode `mixed`, servers that only the cassette has are replayed, and those in `specs` are
-    started. The toolbox keeps its own rates and budgets unless `limits` is a service that keeps them. `earlier_calls`,
-    by server, were made before the run was resumed, and count towards the budgets.
+    started. The toolbox keeps its own rates and budgets unless `limits` is a service that keeps them. `earlier_calls`
+    holds the number of calls made to each server before the run was resumed; these count towards the budgets.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Toolbox:
         return started
 
     def world_of(self, tool: str) -> str:
-        """Return where calls of a tool go: to the cassette (recorded) or to a server (live)."""
+        """Return where calls to a tool go: to the cassette (recorded) or to a server (live)."""
         assert self._pipeline is not None
         if self._mode in {"replay", "mixed"}:
             return "recorded" if self._mode == "replay" else self._pipeline.world_of(self.catalog[tool])
@@ -305,7 +305,7 @@ class Toolbox:
 
     @property
     def restarts(self) -> int:
-        """How often servers were restarted, in total."""
+        """The total number of server restarts."""
         return sum(pool.restarts for pool in self._pools.values())
 
     def pids(self, server: str) -> tuple[int, ...]:
@@ -412,16 +412,16 @@ class ToolLease:
     async def call(
         self, call: ToolCall, *, without: Collection[str] = (), instead: Instead | None = None
     ) -> Observation:
-        """Run one call. A fault of the policy is returned as an observation; an InfrastructureError is raised.
+        """Run one call. An error caused by the policy is returned as an observation; an InfrastructureError is raised.
 
         For this call, the tools in `without` do not exist. If `instead` returns an observation for a valid call, that
-        is shown and the call is not made.
+        observation is returned and the call is not made.
         """
         offered = {name: tool for name, tool in self._offered.items() if name not in without}
         return await self._pipeline.run(call, offered=offered, servers=self._servers, instead=instead)
 
     async def probe(self, call: ToolCall) -> Observation:
-        """Run one call of the environment, which inspects the state of a server."""
+        """Run one call that the environment makes to inspect the state of a server."""
         return await self._pipeline.run(call, offered=self._probed, servers=self._servers)
 
 
@@ -460,7 +460,7 @@ async def open_toolbox(
 
 
 def _check_replayed(config: ServersConfig, cassette: Cassette) -> None:
-    """Check that the cassette has the servers named in the settings, because strict replay has no mcpServers file."""
+    """Check that the cassette has the servers named in the settings, because mode `replay` reads no mcpServers file."""
     if config.cassette_mode != "replay":
         return
     known = cassette.tools()
@@ -485,7 +485,7 @@ async def _gather(*works: Awaitable[_Result]) -> list[_Result]:
 
 
 async def _compile(tools: Sequence[Tool], routes: Mapping[str, Route]) -> dict[str, ArgumentCheck]:
-    """Compile the argument checks of all tools off the event loop. Each server has its start deadline as a limit."""
+    """Compile the argument checks of all tools off the event loop, within START_S seconds for each server."""
     by_server: dict[str, list[Tool]] = {}
     for tool in tools:
         by_server.setdefault(tool.server, []).append(tool)
@@ -509,8 +509,8 @@ async def _compile_server(server: str, tools: Sequence[Tool]) -> dict[str, Argum
             return await asyncio.to_thread(compile_checks, server, tools)
     except TimeoutError:
         raise ServerStartError(
-            f"the schemas of server {server!r} were not read within {connection.START_S:g} s",
-            fix=f"exclude tools with servers.settings.{server}.deny",
+            f"the tool schemas of server {server!r} were not compiled within {connection.START_S:g} s",
+            fix=f"use servers.settings.{server}.deny to exclude the tools with large schemas",
         ) from None
 
 

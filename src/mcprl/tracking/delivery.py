@@ -36,7 +36,7 @@ from mcprl.training.shutdown import SHUTDOWN_S
 from mcprl.verdicts import Verdict
 
 FLUSH_S = 60.0
-"""Seconds for sending the remaining reports after the run has ended. Only a slow or dead tracker needs them all."""
+"""Seconds for sending the remaining reports after the run has ended. Only a slow or dead tracker needs all of them."""
 
 _CAPACITY = 512
 _START_S = 90.0
@@ -113,7 +113,7 @@ class Delivery:
             self._dropped += 1
 
     def put_last(self, make: Callable[[], Report] | None) -> None:
-        """Like `put`, but drop an earlier report if the queue is full. None marks the end of the queue."""
+        """Like `put`, but drop an earlier report if the queue is full. A `make` of None ends the queue."""
         self._reports += make is not None
         if self._queue.full():
             with contextlib.suppress(queue.Empty):  # the thread has emptied the queue in the meantime
@@ -137,8 +137,7 @@ class Delivery:
         self._dropped += self._unsendable
         if self._dropped and not self._failed:
             self._say(
-                f"missed {self._dropped} of {self._reports} reports: it was too slow, or the reports are nested too "
-                "deeply"
+                f"missed {self._dropped} of {self._reports} reports: it was too slow, or reports were nested too deeply"
             )
         whole = self._delivered and not self._dropped and not self._said
         state = "failed" if self._failed else "delivered" if whole else "incomplete"
@@ -202,7 +201,7 @@ class Delivery:
         code = await child.wait()
         self._read()
         if not self._delivered and not self._failed:
-            self._fail(f"its process ended with {code}; see {child.log}")
+            self._fail(f"its process ended with status {code}; see {child.log}")
 
     def _fail(self, why: str) -> None:
         self._failed = True

@@ -1,4 +1,4 @@
-"""The process of one tracker: reads reports from stdin until its end, and passes them to the tracker's library.
+"""The process of one tracker: reads reports from stdin until it ends, and passes them to the tracker's library.
 
     python -m mcprl.tracking.process wandb
 
@@ -66,7 +66,7 @@ _MAX_CHARS = 300
 class StatusWriter:
     """Writes status lines to the run's process, from any thread: {"state": "trouble", "text": "…"}.
 
-    `ready`: it started. `trouble`: a problem, but it continues. `failed`: it ends. `delivered`: everything was sent.
+    `ready`: the tracker runs. `trouble`: it has a problem but continues. `failed`: it ends. `delivered`: all was sent.
     """
 
     def __init__(self, output: BinaryIO) -> None:
@@ -80,7 +80,7 @@ class StatusWriter:
             self._output.flush()
 
     def listen_to(self, library: str, about: str) -> None:
-        """Report data that a library logs as lost. The library itself continues and raises nothing."""
+        """Report every loss of data that a library logs. The library itself continues and raises nothing."""
         logging.getLogger(library).addHandler(LossHandler(lambda text: self.say("trouble", f"{about}: {text}")))
 
     def crashed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -34,7 +34,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReport:
-    """A call and its answer. `result` is None if the episode ended before the answer arrived.
+    """A call and its result. `result` is None if the episode ended before the call returned.
 
     CallReport(tool="find_person", arguments={"name": "Ana"}, server="directory", result="Ana: Lima", latency_s=0.003)
     """
@@ -201,7 +201,7 @@ def _report_of_call(call: ToolCall, seen: Observation | None) -> CallReport:
     name = _text(call.name)
     if seen is None:
         return CallReport(
-            tool=name, arguments=_json(call.arguments), problem="the episode ended before the call was answered"
+            tool=name, arguments=_json(call.arguments), problem="the episode ended before the call returned"
         )
     cause = seen.source if seen.fault is None else seen.fault
     return CallReport(
@@ -233,7 +233,7 @@ class Period(NamedTuple):
 
 
 class TurnTimes(NamedTuple):
-    """The period of a turn, from its first token to the answer of its last call, and the periods of its calls."""
+    """The period of a turn, from its first token to the result of its last call, and the periods of its calls."""
 
     whole: Period
     calls: tuple[Period, ...]
@@ -276,7 +276,7 @@ class LossHandler(logging.Handler):
 
 
 class WandbLog:
-    """The log of a W&B run, one JSON object per line. Counts lost data as errors, but not retries.
+    """The log of a W&B run, one JSON object per line. Only errors that mean lost data count, not retries.
 
     {"time": "…", "level": "ERROR", "msg": "filestream: failed to upload: 403 Forbidden url=…"}
     """

@@ -1,4 +1,4 @@
-"""Weights & Biases: metrics per step, verdicts as a table and alerts, a few episodes per step, the trained weights."""
+"""Weights & Biases: metrics and a few episodes per step, verdicts as a table and as alerts, the trained weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VERDICT_COLUMNS = ["step", "severity", "rule", "what", "fix"]
 
 
 class WandbTracker:
-    """A run of W&B. Its files are in the run's folder `wandb`; `wandb sync` sends anything left there.
+    """Reports to a W&B run. Its files are in the run's folder `wandb`; `wandb sync` sends anything left there.
 
     A resumed run keeps its id. The x-axis is our step, not W&B's, which cannot go back to repeat a step.
     """

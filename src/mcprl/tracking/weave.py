@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WeaveTracker:
-    """Sends each episode as nested calls, in the background. The library batches them."""
+    """Sends each episode as nested Weave calls, in the background. The library batches them."""
 
     def __init__(self, run: RunStarted, status: StatusWriter) -> None:
         import weave

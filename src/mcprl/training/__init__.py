@@ -1,1 +1,1 @@
-"""Training: the run, its loop, the pipeline that collects steps, and shutdown. Import from the modules."""
+"""Training: the run, its loop, the pipeline that collects steps, and shutdown. Import names from its modules."""

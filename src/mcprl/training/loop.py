@@ -66,11 +66,10 @@ async def train(run: Run) -> Summary:
 
 
 class UpdateGivenUp(RunStopped):
-    """The learner could not finish its update before the deadline for stopping. It may be ahead of the run's last
-    finished step."""
+    """The learner did not finish its update before the shutdown deadline. Its weights may be ahead of the last step."""
 
 
-# The shares of the time to stop that running episodes and a running update may take.
+# The shares of the shutdown time that running episodes and a running update may use.
 _EPISODES_SHARE, _UPDATE_SHARE = 0.3, 0.6
 _KL_HORIZON = 10  # in this many updates the KL coefficient changes by at most about a fifth
 
@@ -89,9 +88,9 @@ class StepClock(Timeline):
 
 
 class GpuTurns:
-    """Lets vLLM and the learner use the same GPUs in turns. After opening, it is the learner's turn.
+    """Lets vLLM and the learner take turns on the same GPUs. The learner has the first turn.
 
-    The one whose turn ends leaves the GPUs before the other one comes back, so they never need both at once.
+    The one whose turn ends leaves the GPUs before the other one returns, so they never use the GPUs at the same time.
     """
 
     def __init__(self, sampler: MeteredSampler, learner: OnGpu) -> None:
@@ -116,10 +115,10 @@ class GpuTurns:
 class Run:
     """An open training run: its components, and the operations that a step consists of.
 
-    A run of supervised fine-tuning has `examples`. It runs episodes only for validations.
+    In supervised fine-tuning, `examples` is set, and episodes are run only for validation.
 
-    Four fields change. `step` is the number of finished steps, `saved_step` the number in the newest checkpoint.
-    `weights` are the newest weights. `kl_coefficient` is adjusted after each update if `algorithm.kl.target` is set.
+    Four fields change during the run. `step` is the number of finished steps, `saved_step` that of the newest
+    checkpoint. `weights` are the newest. `kl_coefficient` is adjusted after updates if `algorithm.kl.target` is set.
     """
 
     config: RunConfig
@@ -188,7 +187,7 @@ class Run:
             await self._unless_given_up(self.turns.learn())
 
     async def _let_sample(self) -> None:
-        """Sample from the newest weights."""
+        """Let the sampler use the newest weights."""
         await (self.sampler.publish(self.weights) if self.turns is None else self.turns.sample(self.weights))
 
     def _saves_after(self, step: int) -> bool:
@@ -199,7 +198,7 @@ class Run:
         return self.examples is not None and self._saves_after(step)
 
     async def validate(self, collected: CollectedStep, step: int) -> CollectedStep:
-        """Add a validation to a step of supervised fine-tuning if one is due: its loss and its episodes."""
+        """If a validation is due after this step of supervised fine-tuning, add its loss and episodes to the step."""
         if self.examples is None or not self._validates_after(step):
             return collected
         if held_out := self.examples.validation:
@@ -289,9 +288,8 @@ class Run:
             await asyncio.to_thread(self.checkpoints.retain, kept, also=also)
 
     async def leave(self, *, update_given_up: bool) -> str:
-        """After a request to stop, let episodes finish for a while, then save. Return a sentence that lists what was
-        saved."""
-        self.watcher.stage("stopping: letting episodes finish, saving")
+        """After a request to stop, let episodes finish for a while, then save. Return a message on what was saved."""
+        self.watcher.stage("stopping: letting episodes finish, then saving")
         try:
             await self.shutdown.unless_stopped(self.collector.drain(), share=_EPISODES_SHARE)
         except RunStopped:
@@ -301,7 +299,7 @@ class Run:
         journaled = sum(len(self.journal.finished(step)) for step in self.journal.steps if step >= self.saved_step)
         saved = f"{journaled} finished episodes"
         if self.saved_step:
-            saved = f"the checkpoint of step {self.saved_step} and {journaled} episodes finished after it"
+            saved = f"step {self.saved_step}'s checkpoint and {journaled} finished episodes of later steps"
         return (
             f"stopped by {self.shutdown.cause} after step {self.step} of {self.config.training.steps}; "
             f"{saved} are saved" + ("; the interrupted update will be repeated" if update_given_up else "")
@@ -323,7 +321,10 @@ class Run:
         for t in trajectories:
             oldest = min(version for version, sampled in zip(t.weights_version, t.sampled, strict=True) if sampled)
             if oldest < bound:
-                raise ValueError(f"{t.task_id}/{t.member} of step {t.step} has tokens of version {oldest} < {bound}")
+                raise ValueError(
+                    f"episode {t.member} of task {t.task_id} in step {t.step} has tokens that "
+                    f"version {oldest} of the weights sampled; the oldest allowed is {bound}"
+                )
 
 
 _GIB = 2**30
@@ -355,7 +356,7 @@ def _rss(process: psutil.Process) -> int:
 
 
 async def _gpu_metrics() -> dict[str, float]:
-    """Read GPU metrics from nvidia-smi. Empty without it; `gpu_silent` is 1 if it is installed but does not work."""
+    """Read GPU metrics from nvidia-smi. Returns {} if it is not installed, and {"gpu_silent": 1.0} if it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}

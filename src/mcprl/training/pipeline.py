@@ -1,7 +1,7 @@
-"""Collects the next steps while the learner works on the current one.
+"""Collects the episodes of the next steps while the learner works on the current step.
 
-Step s may be collected as soon as all but the last `ahead` updates before it are done. With `ahead` 0, collecting and
-learning alternate. Otherwise they overlap:
+Collecting step s may begin when at most `ahead` earlier updates are unfinished. With `ahead` 0, collecting and learning
+alternate. Otherwise they overlap:
 
     step s          ■■■■■■■□□□□□□□        ■ collected   □ trained on
     step s + 1            ■■■■■■■■□□□□□□
@@ -26,14 +26,14 @@ from mcprl.tasks import Deal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedStep:
-    """The groups of a step. Example: of tasks a, b and c, b had no variance, so d replaced it.
+    """The groups of a step. Example: all rewards in task b's group were equal, so task d's group replaced it.
 
     CollectedStep(groups=(a, c, d), dropped=(b,), all_groups=(a, b, c, d), refill_rounds=1, refilled=1,
                   collect_s=41.2, wait_s=3.5)     # mostly collected during an update
     """
 
     groups: tuple[Group, ...] = ()  # for the batch
-    dropped: tuple[Group, ...] = ()  # without variance, and not in the batch
+    dropped: tuple[Group, ...] = ()  # groups of equal rewards, not in the batch
     all_groups: tuple[Group, ...] = ()  # in the order in which they were chosen
     refill_rounds: int = 0
     refilled: int = 0  # groups in the batch that replace dropped ones
@@ -41,7 +41,7 @@ class CollectedStep:
     demonstration_weight: float = 0.0
     validation_loss: float | None = None  # used by supervised fine-tuning
     collect_s: float = 0.0
-    wait_s: float = 0.0  # between the call of `Pipeline.take` and its result
+    wait_s: float = 0.0  # time spent in `Pipeline.take`
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -66,11 +66,11 @@ async def collect_step(
     algorithm: AlgorithmConfig,
     on_finished: Callable[[Trajectory | LostEpisode], None],
 ) -> CollectedStep:
-    """Run the episodes of a step. With `algorithm.refill_rounds`, groups without variance are replaced.
+    """Run the episodes of a step. With `algorithm.refill_rounds`, groups whose rewards are all equal are replaced.
 
-    Replacements are groups of the tasks in `deal.stand_ins`. The batch never has more groups than `deal.tasks`. It has
-    fewer if rounds or stand-ins run out. If no group has variance, the batch has the groups of `deal.tasks`, and the
-    learner reports that there was no signal.
+    Replacements come from the tasks in `deal.stand_ins`. The batch never has more groups than `deal.tasks`. It has
+    fewer if the rounds or the stand-ins run out. If all groups have equal rewards, the batch has the groups of
+    `deal.tasks`, and the learner reports that there is nothing to learn.
     """
     dealt = await collector.collect(deal.tasks, step, on_finished)
     if not algorithm.refill_rounds:
@@ -99,7 +99,7 @@ def _with_variance(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 class Pipeline:
-    """Starts and returns steps in order, and collects several of them at a time."""
+    """Collects the episodes of several steps at a time. Steps are opened and returned in order."""
 
     def __init__(
         self,
@@ -119,11 +119,11 @@ class Pipeline:
 
     @property
     def open_deals(self) -> Mapping[int, Deal]:
-        """Return the deals of the steps that are open and not yet taken."""
+        """The tasks chosen for each step that is open and not yet taken."""
         return dict(self._deals)
 
     async def take(self, step: int) -> CollectedStep:
-        """Return all groups of a step. Also opens the step, and the following ones that may be collected already."""
+        """Open a step and the following ones that may be collected. Wait until the step is collected, and return it."""
         started = time.monotonic()
         self.open_for(step)
         collected = await asyncio.shield(self._open[step])

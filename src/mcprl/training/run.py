@@ -41,7 +41,7 @@ async def open_run(
     resume_point: ResumePoint | None = None,
     shutdown: Shutdown | None = None,
 ) -> AsyncGenerator[Run]:
-    """Open a run in its folder, with everything started and checked. On exit, everything is stopped.
+    """Open a run in its folder, and check and start all its components. On exit, stop them.
 
     With `resume_point`, the run in `folder` resumes from that point. Without `shutdown`, the run cannot be asked to
     stop.
@@ -103,7 +103,7 @@ async def open_run(
 async def _open_learner(
     config: RunConfig, folder: RunFolder, stage: Stage, stack: AsyncExitStack
 ) -> tuple[Learner, GpuTurns | None]:
-    """Open the learner. If it uses the GPUs of the sampler, the sampler sleeps from now on."""
+    """Open the learner. If it takes turns with the sampler on the same GPUs, put the sampler to sleep first."""
     in_turns = place(config, len(gpu_memories())).in_turns
     if in_turns:
         await stage.sampler.sleep()
@@ -115,7 +115,7 @@ async def _open_learner(
 
 
 def _open_deals(resume_point: ResumePoint | None, tasks: Sequence[Task]) -> Mapping[int, Deal]:
-    """Return the deals of steps that were being collected, if their episodes can still be used."""
+    """Return the tasks chosen for steps that were being collected, if their episodes can still be used."""
     if resume_point is None or resume_point.state is None or not resume_point.journal_fits:
         return {}
     return deals_of(resume_point.state.open_deals, tasks)

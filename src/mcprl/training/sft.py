@@ -1,15 +1,15 @@
 """Supervised fine-tuning: reads the conversations to imitate, divides them into batches, and stops early.
 
-Every conversation becomes a trajectory in tokens of the policy. It comes from one of four kinds of sources:
+Every conversation becomes a trajectory in the policy's tokens. It comes from one of four kinds of sources:
 
-    solutions         of the tasks, run as episodes on the run's servers
-    demonstrations    recorded chats of tasks, {"task": …, "messages": […]}, whose calls are made again
+    solutions         the solutions of the tasks, run as episodes on the run's servers
+    demonstrations    recorded chats of tasks, {"task": …, "messages": […]}; their calls are made again
     runs              episodes of earlier runs, with the tokens that were sampled
-    chats             {"messages": […], "tools": […]}, rendered unchecked
+    chats             {"messages": […], "tools": […]}, rendered without any check
 
-From the first three, only episodes that passed the checks of their task are used. All others are listed with the
-reason. The conversations are stored in the run's folder, so a resumed run has the same ones, even if the servers would
-answer differently.
+From the first three, only episodes that passed their task's checks are used. Conversations that are left out are listed
+with the reason. The others are stored in the run's folder, so a resumed run imitates the same ones, even if the
+servers would now return other results.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Examples:
     seed: int
 
     def batch(self, step: int) -> tuple[Trajectory, ...]:
-        """Return the conversations of a step. Each pass over all of them has a new order, which depends on the seed."""
+        """Return the conversations of a step. Each epoch has a different order, which depends on the seed."""
         count = len(self.train)
         size = min(self.batch_size, count)
         places = range(step * size, (step + 1) * size)
@@ -121,7 +121,7 @@ async def open_examples(
 
 
 def _split(found: Sequence[Trajectory], held_out: set[str], seed: int) -> dict[str, list[Trajectory]]:
-    """Split trajectories into training and validation. All trajectories of a task are on the same side."""
+    """Split trajectories into a training and a validation set. All trajectories of a task are in the same set."""
     free = {t.task_id for t in found} - held_out
     count = max(1, round(_VALIDATION_SHARE * len(free))) if len(free) > 1 else 0
     drawn = sorted(free, key=lambda name: derive_seed(seed, "sft", "validation", name))[:count]
@@ -133,14 +133,14 @@ def _split(found: Sequence[Trajectory], held_out: set[str], seed: int) -> dict[s
     if not split["train"]:
         raise BadValueError(
             f"sft.data has no conversations to imitate: {len(found)} are usable"
-            + (", and all of them are held out" if found else ""),
+            + (", and all of them are held out for validation" if found else ""),
             fix="see sft/left_out.jsonl in the run's folder for the reasons, or add sources to sft.data",
         )
     return split
 
 
 class _Sources:
-    """Reads the sources of a run one by one."""
+    """Reads the conversations of a run from its sources, one source after the other."""
 
     def __init__(self, config: RunConfig, stage: Stage, tasks: Sequence[Task], watcher: Watcher) -> None:
         assert stage.demonstrator is not None
@@ -151,7 +151,7 @@ class _Sources:
         self._watcher = watcher
 
     async def collect(self, sources: Sequence[str], left_out: Path) -> list[Trajectory]:
-        """Return the usable trajectories, without duplicates. Write the others to a file, with the reason."""
+        """Return the usable trajectories, without duplicates. Write to `left_out` why the others cannot be used."""
         usable: dict[tuple[int, ...], Trajectory] = {}
         refused: list[dict[str, str]] = []
         for source in sources:
@@ -186,7 +186,7 @@ class _Sources:
         messages, tools = _objects(fields.get("messages")), _objects(fields.get("tools") or [])
         if messages is None or tools is None:
             raise TaskFileError(
-                f"{row.place}: not a conversation: `messages` and `tools` must be lists",
+                f"{row.place}: not a conversation: `messages` and `tools` must be lists of objects",
                 fix='write {"messages": […], "tools": […]}, with "task" for a demonstration',
             )
         constrain = self._config.sampling.constrain
@@ -195,7 +195,7 @@ class _Sources:
             recorded = read_chat(messages, joins_calls=writer.joins_calls, with_text=constrain != "act")
             if task_id is None and self._config.episodes.agent is not None:
                 raise BadValueError(
-                    "a chat does not have the prompts of the agent", fix="name its task in `task`, or leave it out"
+                    "without a `task`, the agent cannot write its prompts", fix="add its `task`, or remove the chat"
                 )
             if task_id is None:
                 name = f"{row.file.name}:{row.number}"
@@ -208,12 +208,12 @@ class _Sources:
         return await self._demonstrator.demonstrate(self._tasks[task_id], script, f"{row.place}, of task {task_id},")
 
     def _episodes(self, folder: Path) -> Iterable[Found]:
-        """Yield the episodes of an earlier run that passed their checks."""
+        """Yield each episode of an earlier run, or the reason why it cannot be used."""
         _require_same_tokens(folder, self._config)
         model, temperature = self._config.model, self._config.sampling.temperature
         for file in sorted((folder / "trajectories").glob("step-*.parquet")):
             for t in read_trajectories(file):
-                name = f"{folder.name}, step {t.step}: {t.task_id}/{t.member}"
+                name = f"{folder.name}, step {t.step}: episode {t.member} of task {t.task_id}"
                 if not succeeded(t.reward_parts):
                     yield f"{name} did not pass its checks"
                 elif len(t.token_ids) > model.context_tokens:
@@ -244,7 +244,7 @@ def _objects(value: object) -> list[Mapping[str, Any]] | None:
 
 
 def _require_same_tokens(folder: Path, config: RunConfig) -> None:
-    """Raise unless a run rendered its episodes as this run does: same tokenizer, same format."""
+    """Raise unless the run in `folder` rendered its episodes as this run does: same tokenizer, same renderer."""
     if not (folder / "config.yaml").is_file():
         raise NoRunError(
             f"{folder} in sft.data is not the folder of a run: it has no config.yaml", fix="use the folder of a run"
@@ -256,7 +256,7 @@ def _require_same_tokens(folder: Path, config: RunConfig) -> None:
     )
     if not same or (other.renderer, other.thinking) != (own.renderer, own.thinking):
         raise BadValueError(
-            f"the episodes of {folder} have different token ids, because their model.path, model.renderer or "
-            "model.thinking differs",
+            f"the episodes in {folder} have different token ids, because model.path, model.renderer or model.thinking "
+            "differs between that run and this one",
             fix="use runs of the same model, or of a model with the same tokenizer and renderer",
         )

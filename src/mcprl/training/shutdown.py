@@ -1,8 +1,8 @@
 """Stopping a run early on SIGTERM, SIGHUP or Ctrl-C, with limited time to save and a distinct exit code.
 
-The first signal asks the run to stop. It then has SHUTDOWN_S seconds to save what it can. The last checkpoint and all
-finished episodes are already on disk. When the time is up, or at the second signal, the process exits immediately. Its
-child processes end with it: see `mcprl.processes`.
+The first signal asks the run to stop. The run then has SHUTDOWN_S seconds to save what it can. The last checkpoint and
+all finished episodes are already on disk. When the time is up, or at the second signal, the process exits immediately.
+Its child processes end with it: see `mcprl.processes`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Shutdown:
     async def unless_stopped(self, work: Coroutine[Any, Any, T], *, share: float) -> T:
         """Return the result of `work`.
 
-        After a request to stop, `work` may take only this share of the time. If it takes longer, RunStopped is raised.
+        After a request to stop, `work` gets only `share` of the shutdown time. Raises RunStopped if it takes longer.
         """
         working = asyncio.ensure_future(work)
         asked = asyncio.ensure_future(self._requested.wait())
@@ -94,7 +94,7 @@ class Shutdown:
     def on_signals(self) -> Generator[None]:
         """In this context, SIGTERM, SIGINT and SIGHUP request a stop. A second signal or a timeout ends the process.
 
-        Only the main thread can handle signals. In another one, only `request` stops the run.
+        Only the main thread can handle signals. In any other thread, only `request` stops the run.
         """
         loop, self._work = asyncio.get_running_loop(), asyncio.current_task()
 
@@ -125,7 +125,7 @@ class Shutdown:
         _end_now(EXIT_STOPPED, f"ended immediately, because stopping took more than {self._deadline_s:g} s")
 
     def close(self) -> None:
-        """Stop the timer: the run has ended, and its process continues."""
+        """Stop the timer, because the run has ended and its process continues."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -109,7 +109,7 @@ async def test_limits_of_the_plan_a_wrong_address_and_odd_shapes_are_infrastruct
             (Status(433, {"detail": {"error": "This request exceeds the pay-as-you-go limit."}}), "pay-as-you-go"),
             (Status(404, {"detail": "Not Found"}), "no search at its address"),
             ({"error": "Internal failure"}, "search.results should be a list"),
-            ({"results": [{"title": "x", "url": 7}]}, r"search.results\[0\].url should be a text"),
+            ({"results": [{"title": "x", "url": 7}]}, r"search.results\[0\].url should be a string"),
         ]:
             upstream.routes["POST /search"] = answer
             with pytest.raises(ServerFaultError, match=why):

@@ -31,8 +31,8 @@ TOLD = {
     Trouble.DRIPPING: f"did not answer within {PATIENT_S:g} s",
     Trouble.RESET: "could not be reached",
     Trouble.TRUNCATED: "could not be reached",
-    Trouble.MALFORMED: "did not answer with JSON",
-    Trouble.NOT_A_NUMBER: "did not answer with JSON",
+    Trouble.MALFORMED: "did not respond with JSON",
+    Trouble.NOT_A_NUMBER: "did not respond with JSON",
     Trouble.HUGE: "more than 8388608 bytes",
 }
 
@@ -152,7 +152,7 @@ async def test_json_that_is_nested_too_deeply_is_infrastructure(served, upstream
     served.routes["GET /deep"] = deep
     assert isinstance(await upstream.get("/deep"), list)
     served.raw_body = b"[" * 1_000_000
-    with served.failing(Trouble.RAW), pytest.raises(MCPError, match="did not answer with JSON"):
+    with served.failing(Trouble.RAW), pytest.raises(MCPError, match="did not respond with JSON"):
         await upstream.get("/deep")
 
 

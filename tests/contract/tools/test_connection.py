@@ -93,7 +93,7 @@ async def test_a_cancelled_call_leaves_the_session_usable(unharmed):
 
 async def test_a_crash_during_a_call_loses_every_call_in_flight(faulty):
     calls = await hang_calls(faulty, 3)
-    with pytest.raises(ServerLostError, match="E-TOOL-011 server 'faulty' went away during a call of 'crash'"):
+    with pytest.raises(ServerLostError, match="E-TOOL-011 server 'faulty' went away during a call to 'crash'"):
         await faulty.call("crash", {}, DEADLINE_S)
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(result) for result in results] == [ServerLostError] * 3

@@ -21,8 +21,8 @@ SERVER = Path(__file__).with_name("bomb_server.py")
 MAX_S = 8.0  # twice what it may take: no bar of the gate decides over a busy machine
 MAX_DELAY_S = 4.0  # the SDK parses a list of 20,000 tools on the event loop, which takes it one to two seconds
 BOMBS = {
-    "references": (("1", "22"), "of tool 'tool_0' with a schema that has more than 10000 schemas in one place"),
-    "tools": (("20000", "0"), "server 'bomb' offers 20000 tools, more than 1000"),
+    "references": (("1", "22"), "of tool 'tool_0' with a schema that has more than 10000 schemas in a single position"),
+    "tools": (("20000", "0"), "server 'bomb' offers 20000 tools, but at most 1000 are allowed"),
 }
 
 

@@ -165,7 +165,7 @@ async def test_two_servers_with_one_tool_name_are_refused_and_ended(stdio_spec, 
     twin = replace(stdio_spec, name="twin")
     toolbox = Toolbox([stdio_spec, twin], log_dir=tmp_path)
     tasks_before = asyncio.all_tasks()
-    with pytest.raises(DuplicateToolError, match="servers 'faulty' and 'twin' both offer a tool 'echo'"):
+    with pytest.raises(DuplicateToolError, match="servers 'faulty' and 'twin' both offer a tool named 'echo'"):
         await toolbox.__aenter__()
     assert [toolbox.pids(name) for name in ("faulty", "twin")] == [(), ()]
     assert asyncio.all_tasks() == tasks_before

@@ -246,14 +246,14 @@ async def test_errors_have_the_form_that_clients_expect(opened):
             await completed(client, False, messages=long)
         assert raised.value.code == "context_length_exceeded"
         picture: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
-        with pytest.raises(openai.BadRequestError, match="reads text"):
+        with pytest.raises(openai.BadRequestError, match="reads only text"):
             await completed(client, False, messages=picture)
         with pytest.raises(openai.NotFoundError):
             await client.embeddings.create(model="m", input="a")
         async with httpx2.AsyncClient() as plain:
             key = {"authorization": f"Bearer {client.api_key}"}
             response = await plain.post(f"{url}/v1/chat/completions", content=b"{", headers=key)
-            assert (response.status_code, response.json()["error"]["message"]) == (400, "the body is not JSON")
+            assert (response.status_code, response.json()["error"]["message"]) == (400, "the request body is not JSON")
 
 
 async def test_other_tokens_keys_web_pages_and_hosts_are_refused(opened):

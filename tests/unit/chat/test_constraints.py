@@ -221,7 +221,7 @@ def test_a_schema_that_says_more_than_a_grammar_holds_is_refused_by_name_unless_
             "pattern at /properties/a: leading and trailing",
         ),
         ({"properties": {"a": {"type": "string", "enum": [" x"]}}}, "enum at /properties/a: leading and trailing"),
-        ({"additionalProperties": {"type": "string"}}, "additionalProperties at the top"),
+        ({"additionalProperties": {"type": "string"}}, "additionalProperties at the top level"),
     ],
 )
 def test_less_is_enforced_if_arguments_are_written_one_by_one(chat_of, schema, what):
@@ -234,7 +234,7 @@ def test_less_is_enforced_if_arguments_are_written_one_by_one(chat_of, schema, w
 
 def test_a_name_that_would_break_the_markup_is_refused(chat_of):
     for odd in ({**PING, "name": "a>b"}, {"name": "a", "parameters": {"type": "object", "properties": {"<": {}}}}):
-        with pytest.raises(UnheldSchemaError, match="cannot be written in a call of this family"):
+        with pytest.raises(UnheldSchemaError, match="cannot be written in this model family's call format"):
             make_grammar(chat_of("qwen3.5"), (odd,), "calls")
 
 

@@ -210,7 +210,7 @@ def test_deepseek_v4_is_shown_several_results_as_it_writes_them(chat_of):
 
 def test_auto_refuses_a_model_it_does_not_know_and_says_what_to_set(family_folder):
     with pytest.raises(
-        BadValueError, match=r"auto, but the family of .*set model\.renderer to .*qwen3.*chatml.*template"
+        BadValueError, match=r"auto, but the model family of .*set model\.renderer to .*qwen3.*chatml.*template"
     ):
         load_chat(family_folder("qwen3"), "auto")
 

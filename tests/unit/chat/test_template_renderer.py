@@ -173,11 +173,11 @@ def test_markup_in_a_message_never_becomes_a_special_token(chat_of, text, role):
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (LOOKS_AT_THINKING, r"the text after a turn depends on whether the turn has <think>"),
-        (LOOKS_AT_CALLS, r"the text after a turn depends on whether the turn has <tool_call>"),
-        (MARKS_THE_LAST, r"at message \d .*python_tag.*when messages follow"),
-        (CLOSES_ONLY_WHEN_MORE_COMES, r"at message \d .*eom_id.*when messages follow"),
-        ("{{ 'Hello' }}", r"cannot render messages of the roles user, assistant"),
+        (LOOKS_AT_THINKING, r"it changes the text after a turn if the turn contains <think>"),
+        (LOOKS_AT_CALLS, r"it changes the text after a turn if the turn contains <tool_call>"),
+        (MARKS_THE_LAST, r"at message \d, .*python_tag.*when messages follow"),
+        (CLOSES_ONLY_WHEN_MORE_COMES, r"at message \d, .*eom_id.*when messages follow"),
+        ("{{ 'Hello' }}", r"cannot render messages with the roles user, assistant"),
     ],
     ids=["thinking", "calls", "last", "close", "nothing"],
 )
@@ -188,7 +188,7 @@ def test_a_template_that_rewrites_a_conversation_is_refused_with_where(renderer_
 
 def test_messages_of_a_role_that_the_template_refuses_are_refused(renderer_of):
     renderer = renderer_of(looped(TAKING_TURNS))
-    with pytest.raises(UnbridgeableError, match=r"cannot render messages of the roles assistant: .*must alternate"):
+    with pytest.raises(UnbridgeableError, match=r"cannot render messages with the roles assistant: .*must alternate"):
         renderer.render_ids([ANSWER])
 
 

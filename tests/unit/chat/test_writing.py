@@ -156,7 +156,7 @@ def test_a_turn_ends_at_the_text_that_the_sampler_stops_at(chat_of):
 )
 def test_a_call_that_would_be_read_as_another_is_refused(held, family, arguments):
     _, prompt, writer, _ = held(family)
-    with pytest.raises(BadValueError, match=f"cannot be written as a turn of {family}"):
+    with pytest.raises(BadValueError, match=f"cannot be written in the format of {family}"):
         writer.write(prompt, "", (ToolCall(name="find", arguments=arguments),), [FIND])
 
 

@@ -148,7 +148,7 @@ def test_a_log_says_what_is_being_started_and_which_episodes_were_lost_in_the_wo
     first, second = out.getvalue().splitlines()
     assert first.endswith(" s  starting 2 tool servers")
     assert second.endswith(
-        "lost to infrastructure, will be rerun: t[red]/1 (E-TOOL-011 said [/nothing] \\x1b[2J" + "!" * 90 + ")"
+        "episode lost to infrastructure, will be rerun: t[red]/1 (E-TOOL-011 said [/nothing] \\x1b[2J" + "!" * 90 + ")"
     )
 
 
@@ -276,8 +276,8 @@ def test_the_summary_tells_how_many_steps_were_healthy_and_the_gravest_verdict_i
     last = capsys.readouterr().out.split("\n\n")[2]
     assert last.splitlines() == [
         "health  0 ok, 1 warnings, 1 bad of 2 steps",
-        "bad  KL: KL is 4 [red]\\x1b[2J. Try: go back to step 3. (1 step, last 2)",
-        "warn clipping (2 steps, last 2)",
+        "bad  KL: KL is 4 [red]\\x1b[2J. Try: go back to step 3. (1 step, last: step 2)",
+        "warn clipping (2 steps, last: step 2)",
     ]
 
 
@@ -290,7 +290,7 @@ def test_updates_that_were_skipped_and_groups_left_out_are_in_the_summary(capsys
     print_summary(made, config=CONFIG, folder=Path("outputs/trial"))
     text = capsys.readouterr().out
     assert "0 in 30s: 20 s collecting, 10 s learning; 1 skipped" in text
-    assert "2 of 40, and 3 without variance that were dropped" in text
+    assert "2 of 40; 3 more were dropped (no variance)" in text
     assert "sampler vs learner" not in text
 
 

@@ -114,5 +114,5 @@ def test_a_run_without_final_weights_is_refused(run, export):
 
 def test_nothing_is_overwritten(run, export):
     export(run, "--base", "org/base")
-    with pytest.raises(BadValueError, match="out exists"):
+    with pytest.raises(BadValueError, match="out already exists"):
         export(run, "--base", "org/base")

@@ -159,7 +159,7 @@ def test_the_placement_is_drawn_and_gpus_that_are_missing_are_named(gpus, drawn,
 
 def test_gpus_that_nothing_uses_are_named():
     said = plan(str(QWEN), "--gpus", "8", "--set", "placement.sampler.replicas=2").stdout
-    assert "8 GPUs, but 2 of them are idle" in said
+    assert "8 GPUs, but 2 would be idle" in said
 
 
 def test_figures_that_are_given_are_used_and_no_longer_assumed():

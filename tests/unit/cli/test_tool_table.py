@@ -134,7 +134,7 @@ def test_figures_are_right_aligned_with_separators_and_totals():
         "fmp_get_quote  20,000  results from the cache",
         "fmp_get_quote       3  results from a cassette",
         "fmp_get_quote     312  results shared with an identical concurrent call",
-        "fmp_get_quote       5  results truncated",
+        "fmp_get_quote       5  truncated results",
         "fmp_get_quote       2  E-TOOL-012  A tool call took longer than its deadline",
         "fmp_get_quote       1  E-TOOL-999",
     ]
@@ -201,7 +201,7 @@ def test_names_from_a_file_of_figures_are_no_markup():
         (Observation(tool="t", server="fmp", text="", latency_s=1.2345), "fmp · 1,234 ms · live · 1 attempt"),
         (
             Observation(tool="t", server="fmp", text="", latency_s=0.1, attempts=3, truncated=True),
-            "fmp · 100 ms · live · 3 attempts · cut",
+            "fmp · 100 ms · live · 3 attempts · truncated",
         ),
         (
             Observation(tool="t", server="fmp", text="", latency_s=0.01, source=Source.CASSETTE, fault=Fault.POLICY),

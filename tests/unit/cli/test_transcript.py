@@ -49,7 +49,7 @@ def test_question_turns_observations_and_reward_appear_in_order():
         "model │ I call again.",
         "mcprl, 12 ms │ no such tool",
         "model │ America/Lima",
-        'reward +1.250  answered  {"answer": 1.0, "calls": 0.333}  2 sampled of 4 tokens',
+        'reward +1.250  answered  {"answer": 1.0, "calls": 0.333}  2 of 4 tokens sampled',
     ]
     places = [text.index(piece) for piece in expected]
     assert places == sorted(places)

@@ -63,7 +63,7 @@ def test_a_block_takes_the_lines_up_to_a_single_full_stop():
         ("", "finish with: answer"),
         ("quote symbol='a", "quotation mark is missing"),
         ("quote VLKN", "not name=value"),
-        ("{", "not JSON"),
+        ("{", "not valid JSON"),
         ('{"arguments": {}}', "write a call as"),
         ("[1]", "write a call as"),
         ('{"name": "quote", "arguments": []}', "write a call as"),

@@ -116,7 +116,7 @@ def test_thoughts_are_left_out_and_so_are_texts_beside_calls_where_the_policy_ca
     ("messages", "why"),
     [
         ([{"role": "user", "content": "U1"}], "no assistant message"),
-        ([*messages_of("U1", [], "P1."), {"role": "assistant", "content": "P2."}], "one after the other"),
+        ([*messages_of("U1", [], "P1."), {"role": "assistant", "content": "P2."}], "in a row"),
         ([*messages_of("U1", [], "P1.")[:1], {"role": "assistant", "content": ""}], "is empty"),
         ([{"role": "narrator", "content": "N"}, {"role": "assistant", "content": "P1."}], "'narrator' is unknown"),
         ([{"role": "tool", "content": "T1"}, {"role": "assistant", "content": "P1."}], "does not follow a call"),

@@ -173,7 +173,7 @@ async def test_a_solution_that_does_not_solve_its_task_is_an_error_that_names_it
 async def test_what_a_tool_refused_is_told(chat):
     goal = [ExpectedCall(tool="echo")]
     task = make_task("typo", answer=None, calls=goal, solution=solved(call("ecco", text="blue")))
-    with pytest.raises(TaskFileError, match=r"typo does not solve the task .*; ecco answered: There is no tool 'ecco'"):
+    with pytest.raises(TaskFileError, match=r"typo does not solve the task .*; ecco returned: There is no tool 'ecco'"):
         await stage(chat).play([task], 0)
 
 
@@ -227,7 +227,7 @@ def warm(weight: float = 0.5, **episodes: Any) -> RunConfig:
 
 
 def test_a_warm_start_without_any_solution_is_refused():
-    with pytest.raises(BadValueError, match=r"warm_start.weight is 0.5, but 0 of the 2 tasks have a solution"):
+    with pytest.raises(BadValueError, match=r"warm_start.weight is 0.5, but none of the 2 tasks has a solution"):
         require_solutions([make_task("a"), make_task("b")], warm())
     assert require_solutions([make_task("a"), make_task("b", solution=solved())], warm()) == 1
     assert require_solutions([make_task("a")], warm(weight=0.0)) == 0

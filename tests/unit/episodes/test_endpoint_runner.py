@@ -204,7 +204,7 @@ async def test_a_conversation_that_grows_too_long_ends_at_the_context_limit():
 async def test_a_prompt_that_is_too_long_is_reported_unless_the_task_allows_it():
     task = make_task()
     async with playing(turn("x", usage=(3000, 1))) as (runner, _, _):
-        with pytest.raises(BadValueError, match=r"prompt of task task .* is longer than the context"):
+        with pytest.raises(BadValueError, match=r"prompt of task task .* do not fit into the context"):
             await play(runner)
         loose = await runner.run(dataclasses.replace(task, must_fit=False), step=0, member=0, attempt=0)
     assert (loose.stop, loose.turns, loose.reward, loose.endpoint_tokens) == (StopReason.CONTEXT_LIMIT, (), 0.0, (0, 0))
@@ -235,7 +235,7 @@ async def test_costs_are_those_of_the_tokens_and_no_request_may_exceed_the_cap()
             await play(runner)
         assert use.usd == pytest.approx(0.105)
         with pytest.raises(
-            BudgetExceededError, match=r"may cost \$0\.2000, and \$0\.1050 of \$0\.302 has been spent.*--max-usd"
+            BudgetExceededError, match=r"may cost \$0\.2000, but \$0\.1050 of \$0\.302 is already spent.*--max-usd"
         ):
             await play(runner)
     assert len(at.requests) == 21
@@ -258,7 +258,7 @@ async def test_an_error_in_a_function_of_the_user_names_the_episode(tmp_path):
     (tmp_path / "rewards.py").write_text("def f(episode):\n    return 1 / 0\n")
     own = {"own": RewardFunctionConfig(function=f"{tmp_path}/rewards.py:f", weight=1.0)}
     config = make_config(rewards=RewardsConfig(functions=own))
-    said = r"rewards\.py:2: ZeroDivisionError.*1 turns\), in episode 2 of step 1"
+    said = r"rewards\.py:2: ZeroDivisionError.*1 turns\), in episode 2, step 1"
     async with (
         RewardFunctions(own, environment={}, log=tmp_path / "log") as functions,
         playing(turn("x"), config=config, functions=functions) as (runner, *_),

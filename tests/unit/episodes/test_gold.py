@@ -173,7 +173,7 @@ async def test_a_check_in_python_decides_whether_a_solution_is_right(tmp_path):
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("body", "said"),
-    [("return -1", r"returned -1, a int; it must return a number from 0 to 1"), ("return 1 / 0", r"py:2: Zero")],
+    [("return -1", r"returned -1, of type int; it must return a number from 0 to 1"), ("return 1 / 0", r"py:2: Zero")],
 )
 async def test_a_check_that_fails_stops_the_run_with_its_line(tmp_path, body, said):
     task = checked(tmp_path, f"def closed(episode):\n    {body}\n")
@@ -199,7 +199,7 @@ async def test_a_check_may_be_a_reward_function_too_but_must_be_one_per_episode_
     async with RewardFunctions(rewards.functions, environment=os.environ, log=tmp_path / "log", code=code) as functions:
         (gold,) = await play_gold([task], ticket_tools(), rewards, functions=functions)
         assert gold.parts["check"] == gold.parts["own"] == 1.0
-        for wrong, said in ((per_turn, "is a function per turn"), (unread, "was not loaded when the run started")):
+        for wrong, said in ((per_turn, "is a per-turn function"), (unread, "was not loaded when the run started")):
             with pytest.raises(UserCodeError, match=said):
                 await play_gold([wrong], ticket_tools(), rewards, functions=functions)
 

@@ -103,18 +103,18 @@ MISTAKES = {
     "episode.turns.append(None)": r"rewards\.py:5: AttributeError",
     "sys.exit(3)": r"rewards\.py:5: SystemExit",
     "raise KeyboardInterrupt": r"rewards\.py:4: the process of the reward functions ended with",
-    "os._exit(3)": r"rewards\.py:4: the process of the reward functions ended with 3",
-    "os.kill(os.getpid(), 9)": r"rewards\.py:4: the process of the reward functions ended with -9",
-    "return None": r"rewards\.py:4: .* returned None, a NoneType; it must return a number from -1 to 1",
-    "return 'good'": r"rewards\.py:4: .* returned 'good', a str",
-    "return [1.0]": r"rewards\.py:4: .* returned \[1\.0\], a list",
-    "return {'grounded': 1.0}": r"rewards\.py:4: .* returned {'grounded': 1\.0}, a dict",
-    "return 1j": r"rewards\.py:4: .* returned 1j, a complex",
+    "os._exit(3)": r"rewards\.py:4: the process of the reward functions ended with exit code 3",
+    "os.kill(os.getpid(), 9)": r"rewards\.py:4: the process of the reward functions ended with exit code -9",
+    "return None": r"rewards\.py:4: .* returned None, of type NoneType; it must return a number from -1 to 1",
+    "return 'good'": r"rewards\.py:4: .* returned 'good', of type str",
+    "return [1.0]": r"rewards\.py:4: .* returned \[1\.0\], of type list",
+    "return {'grounded': 1.0}": r"rewards\.py:4: .* returned {'grounded': 1\.0}, of type dict",
+    "return 1j": r"rewards\.py:4: .* returned 1j, of type complex",
     "return float('nan')": r"rewards\.py:4: .* returned nan",
     "return float('inf')": r"rewards\.py:4: .* returned inf",
     "return -1.001": r"rewards\.py:4: .* returned -1\.001",
     "return 10**400": r"rewards\.py:4: .* returned 1000",
-    "yield 1.0": r"rewards\.py:4: .* a generator",
+    "yield 1.0": r"rewards\.py:4: .* of type generator",
     "return episode.answer + 1": r"rewards\.py:5: TypeError",
     "return max(float(part) for part in ())": r"rewards\.py:5: ValueError",
     "return 1.0 if price > 0 else 0.0": r"rewards\.py:5: NameError",
@@ -188,7 +188,7 @@ async def test_a_secret_in_what_a_function_raises_is_not_reported(tmp_path, monk
         ("import sys\nsys.exit('no')\n", r"rewards\.py:2: SystemExit: no"),
         (
             "import os\nos._exit(3)\n",
-            r"rewards\.py: the process of your functions ended while it imported this file; see",
+            r"rewards\.py: the process of your functions ended while importing this file; see",
         ),
         ("def g(episode):\n    return 1.0\n", r"defines no such function or class"),
     ],
@@ -288,13 +288,13 @@ async def test_relative_grades_are_final_in_the_journal_and_a_resumed_run_reads_
     [
         (
             "@mcprl.reward(per='turn')\ndef f(episode):\n    return 1.0\n",
-            r"rewards\.py:3: .* returned 1\.0, a float; it must return a list of 1 numbers",
+            r"rewards\.py:3: .* returned 1\.0, of type float; it must return a list of 1 numbers",
         ),
         (
             "@mcprl.reward(per='turn')\ndef f(episode):\n    return [1, 0]\n",
-            r"returned \[1, 0\], a list; it must return a list of 1 numbers",
+            r"returned \[1, 0\], of type list; it must return a list of 1 numbers",
         ),
-        ("@mcprl.reward(per='turn')\ndef f(episode):\n    return ['x']\n", r"returned \['x'\], a list"),
+        ("@mcprl.reward(per='turn')\ndef f(episode):\n    return ['x']\n", r"returned \['x'\], of type list"),
     ],
 )
 async def test_a_list_that_does_not_fit_the_turns_is_named(tmp_path, text, said):
@@ -336,7 +336,8 @@ async def test_a_group_that_gets_too_few_grades_is_named(tmp_path):
     text = "import mcprl\n\n@mcprl.reward(per='group')\ndef f(episodes):\n    return [0.0]\n"
     async with opened(tmp_path, text) as functions:
         group = [replace(made_trajectory("a", member), reward_parts={"answer": 1.0}) for member in range(2)]
-        with pytest.raises(UserCodeError, match=r"rewards\.py.*returned \[0\.0\], a list.*\(task vlkn, a group of 2\)"):
+        said = r"rewards\.py.*returned \[0\.0\], of type list.*\(task vlkn, a group of 2\)"
+        with pytest.raises(UserCodeError, match=said):
             await functions.grade_group(TASK, group, RewardsConfig(functions=functions_of(functions)))
 
 

@@ -33,12 +33,12 @@ def test_an_expectation_that_cannot_be_judged_stops_the_run(goal):
 
 
 def test_a_goal_all_of_whose_parts_have_no_weight_stops_the_run():
-    with pytest.raises(BadValueError, match=r"task b: .*checks answer, which has weight 0.*in rewards"):
+    with pytest.raises(BadValueError, match=r"task b: .*checks only parts with weight 0 \(answer\).*in rewards"):
         require_scorable([make_task("b")], RewardsConfig(answer=0))
 
 
 def test_a_goal_that_checks_nothing_stops_the_run():
-    with pytest.raises(BadValueError, match=r"task b: .*the goal checks nothing.*give the task an answer"):
+    with pytest.raises(BadValueError, match=r"task b: .*the goal checks nothing.*give the task 'answer'"):
         require_scorable([make_task("b", answer=None)], RewardsConfig())
 
 

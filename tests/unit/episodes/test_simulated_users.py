@@ -79,8 +79,8 @@ async def test_the_conversation_ends_after_the_most_messages(tmp_path):
     ("body", "problem"),
     [
         ("raise KeyError('x')", r"users\.py:2: KeyError"),
-        ("return 3", r"users\.py:1: .* returned 3, a int; it must return a text, or None to end the conversation"),
-        ("return ' '", r"users\.py:1: .* returned ' ', a str; it must return a text"),
+        ("return 3", r"users\.py:1: .* returned 3, of type int; .* return a string, or None to end the conversation"),
+        ("return ' '", r"users\.py:1: .* returned ' ', of type str; it must return a string"),
         ("episode.task.metadata['x'] = 1", r"users\.py:1: .* modified its episode"),
     ],
 )
@@ -164,7 +164,7 @@ async def test_the_models_budget_is_never_exceeded(tmp_path):
 
 def test_instructions_without_a_model_are_refused_before_anything_starts():
     config = TasksConfig(train="tasks.jsonl")
-    with pytest.raises(BadValueError, match=r"no model plays it.*Fix: set tasks\.user"):
+    with pytest.raises(BadValueError, match=r"no model to play users.*Fix: set tasks\.user"):
         require_users([PLAYED], config)
     require_users([PLAYED], config.model_copy(update={"user": UserConfig(url="http://x", model="m")}))
     with pytest.raises(BadValueError, match="simulated user"):

@@ -133,7 +133,8 @@ def test_a_recorded_mask_that_the_replay_does_not_find_is_refused(held, grammars
     victim = held[0]
     place = max(place for place, marked in enumerate(getattr(victim, column)) if marked)
     altered = replace(victim, **{column: tuple(m and i != place for i, m in enumerate(getattr(victim, column)))})
-    with pytest.raises(AlignmentError, match=rf"E-LEARN-001 task task-0, member 0, turn \d: .* recorded as {column}"):
+    said = rf"E-LEARN-001 episode 0 of task task-0, turn \d: .* recorded as {column}"
+    with pytest.raises(AlignmentError, match=said):
         learner._update(batch_of([altered, held[1]]))
     assert not learner._folder.exists()
 

@@ -69,7 +69,7 @@ def clean_batch(learner: TorchLearner, **more: Any) -> Batch:
 
 
 def name_of(trajectory: Trajectory) -> str:
-    return f"task {trajectory.task_id}, member {trajectory.member} of step {trajectory.step}"
+    return f"episode {trajectory.member} of task {trajectory.task_id} in step {trajectory.step}"
 
 
 def episode_of_pack(learner: TorchLearner, batch: Batch, number: int) -> str:
@@ -386,7 +386,7 @@ async def test_three_in_a_row_end_the_run_and_a_good_update_starts_the_count_ane
         in_a_row.append((await learner.update(batch)).metrics["nonfinite_in_a_row"])
     assert in_a_row == [1.0, 2.0, 0.0, 1.0, 2.0]
     before = fingerprint(learner)
-    with pytest.raises(NonFiniteError, match=r"3 updates in a row .* task task-0, member 1 of step 0"):
+    with pytest.raises(NonFiniteError, match=r"3 updates in a row .* episode 1 of task task-0 in step 0"):
         await learner.update(spoilt)
     assert fingerprint(learner) == before
     assert sorted(os.listdir(tmp_path)) == ["v1", "v2"]

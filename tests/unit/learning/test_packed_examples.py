@@ -142,7 +142,7 @@ def test_a_pack_of_other_trajectories_is_refused():
 
 def test_a_sampled_token_with_nothing_before_it_is_refused():
     # Nothing predicts the first token of a sequence; index −1 would silently score it at the end of the row.
-    with pytest.raises(AlignmentError, match="has no earlier tokens from which to predict it"):
+    with pytest.raises(AlignmentError, match="there are no earlier tokens to predict it from"):
         packed([make_trajectory([7, 8], "ss")], tree=True)
 
 
@@ -151,4 +151,4 @@ def test_a_number_that_is_none_is_found_with_the_episodes_that_have_it():
     assert first_non_finite(make_examples(batch)) is None
     spoilt = (*batch.advantages[:3], (0.0, float("nan"), 1.0))
     found = first_non_finite(make_examples(replace(batch, advantages=spoilt)))
-    assert found == "the advantage is not a finite number in task task-1, member 1 of step 0"
+    assert found == "the advantage is not a finite number in episode 1 of task task-1 in step 0"

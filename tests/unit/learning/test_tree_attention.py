@@ -192,7 +192,7 @@ def test_one_graph_with_gradients_and_one_without_serve_every_tree(flex_graphs):
     ids=lambda value: type(value).__name__,
 )
 def test_a_model_whose_text_part_has_windows_is_refused(config, why):
-    with pytest.raises(UnsharableError, match=f"E-LEARN-004 some/model has layers of {why};.*share_prefix to false"):
+    with pytest.raises(UnsharableError, match=f"E-LEARN-004 some/model has layers with {why};.*share_prefix to false"):
         require_sharable(config, "some/model")
 
 

@@ -135,7 +135,7 @@ def test_of_an_update_that_was_not_made_no_ratio_is_known(make_learner):
     ],
 )
 def test_a_model_whose_attention_cannot_be_split_is_refused_by_name(config, why):
-    with pytest.raises(UnsharableError, match=f"E-LEARN-004 some/model has layers of .*{why}"):
+    with pytest.raises(UnsharableError, match=f"E-LEARN-004 some/model has layers with .*{why}"):
         require_sharable(config, "some/model")
 
 

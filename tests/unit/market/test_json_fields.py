@@ -46,9 +46,9 @@ def test_what_may_be_missing_is_none_for_null_and_absent_alike():
 @pytest.mark.parametrize(
     ("read", "told"),
     [
-        (lambda made: made.text("absent"), "answer.absent should be a text, but is missing"),
-        (lambda made: made.text("n"), "answer.n should be a text, but is int '2'"),
-        (lambda made: made.maybe_text("n"), "answer.n should be a text"),
+        (lambda made: made.text("absent"), "answer.absent should be a string, but is missing"),
+        (lambda made: made.text("n"), "answer.n should be a string, but is int '2'"),
+        (lambda made: made.maybe_text("n"), "answer.n should be a string"),
         (lambda made: made.number("yes"), "answer.yes should be a number, but is bool"),
         (lambda made: made.whole("t"), "answer.t should be a number, but is str 'text'"),
         (lambda made: made.flag("n"), "answer.n should be true or false"),
@@ -60,7 +60,7 @@ def test_what_may_be_missing_is_none_for_null_and_absent_alike():
         ),
         (lambda made: made.objects("mixed"), "answer.mixed[1] should be an object"),
         (lambda made: made.maybe_texts("mixed"), "answer.mixed should be a list of strings"),
-        (lambda made: made.texts_by_name("inner"), "answer.inner.a should be a text"),
+        (lambda made: made.texts_by_name("inner"), "answer.inner.a should be a string"),
         (lambda made: made.number("vast"), "answer.vast should be a number that fits a 64-bit float"),
         (lambda made: json_objects("up", "root", {}), "root should be a list"),
     ],
@@ -69,7 +69,7 @@ def test_a_missing_or_wrong_field_is_named_with_its_place(read, told):
     made = fields(t="text", n=2, yes=True, inner={"a": 1}, items=[{"a": 2}, {}], mixed=[{}, 1], vast=10**400)
     with pytest.raises(MCPError) as caught:
         read(made)
-    assert caught.value.message.startswith("up: the upstream answered in an unexpected form: ")
+    assert caught.value.message.startswith("up: the upstream sent an unexpected response: ")
     assert told in caught.value.message
 
 

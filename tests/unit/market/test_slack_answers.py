@@ -60,7 +60,7 @@ def test_a_missing_scope_is_named():
 
 @pytest.mark.parametrize("answer", [None, [], "ok", {}, {"ok": "yes"}, {"ok": False}, {"ok": False, "error": 7}])
 def test_an_answer_of_another_shape_is_a_protocol_error(answer):
-    with pytest.raises(MCPError, match="an unexpected form"):
+    with pytest.raises(MCPError, match="an unexpected response"):
         checked_answer("auth.test", answer)
 
 

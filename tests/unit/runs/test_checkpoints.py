@@ -267,9 +267,9 @@ def test_a_checkpoint_is_never_seen_half_deleted(checkpoints, monkeypatch):
 
 
 def test_the_forecast_counts_the_one_that_is_being_written():
-    line = "a checkpoint takes 1.0 GB; 3 are kept at most, and one more while it is written (4.0 GB); 4.0 GB are free"
+    line = "a checkpoint takes 1.0 GB; at most 3 are kept, and one more during a save (4.0 GB in all); 4.0 GB are free"
     assert forecast(10**9, keep=3, free_bytes=4 * 10**9) == line
-    with pytest.raises(NoRoomError, match=r"4\.0 GB\); 4\.0 GB are free.*keep_checkpoints"):
+    with pytest.raises(NoRoomError, match=r"4\.0 GB in all\); 4\.0 GB are free.*keep_checkpoints"):
         forecast(10**9, keep=3, free_bytes=4 * 10**9 - 1)
 
 

@@ -184,7 +184,7 @@ async def test_an_episode_is_never_written_twice(tmp_path):
         assert other is None
         assert isinstance(thrice, ValueError)
         for member in (0, 1):  # one that was in the file, and one that was added before
-            with pytest.raises(ValueError, match=f"already has member {member} "):
+            with pytest.raises(ValueError, match=f"already has episode {member} of "):
                 await journal.add(make_trajectory(step=STEP, member=member, text="later"))
     assert (tmp_path / NAME).read_bytes().count(b"\n") == 2
 
@@ -246,7 +246,9 @@ def test_a_line_whose_newline_is_lost_does_not_take_the_next_with_it(tmp_path, w
     (tmp_path / NAME).write_bytes(whole.replace(b"\n", b"\x02", 1))
     journal = EpisodeJournal(tmp_path)
     assert list(journal.finished(STEP).values()) == made[1:]
-    assert [problem.partition(": ")[2] for problem in journal.problems] == ["line 1 is damaged; its episode is rerun"]
+    assert [problem.partition(": ")[2] for problem in journal.problems] == [
+        "line 1 is damaged; its episode will be rerun"
+    ]
 
 
 def test_a_line_with_a_correct_checksum_that_is_no_episode_is_damaged(tmp_path, written):
@@ -285,8 +287,8 @@ def test_damage_is_reported_once_even_if_the_file_is_read_again_to_append(tmp_pa
 
     problems = asyncio.run(read_and_append())
     assert [problem.partition(": ")[2] for problem in problems] == [
-        "line 2 is damaged; its episode is rerun",
-        "the last line is incomplete; its episode is rerun",
+        "line 2 is damaged; its episode will be rerun",
+        "the last line is incomplete; its episode will be rerun",
     ]
     assert (tmp_path / NAME).read_bytes() == lines[0] + b"rot\n" + lines[1] + lines[2]
 

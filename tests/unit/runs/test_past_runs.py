@@ -160,7 +160,7 @@ def test_a_line_that_is_half_written_does_not_count_yet(tmp_path, cut):
         ("metrics.jsonl", '[]\n{"step": 1}\n', "line 1 of metrics.jsonl cannot be read"),
         ("health.jsonl", '{"step": 0, "severity": "odd"}\n', "health.jsonl contains a line that is not a verdict"),
         ("end.json", "[]", "end.json cannot be read"),
-        ("config.yaml", "a: [", "config.yaml is not YAML"),
+        ("config.yaml", "a: [", "config.yaml is not valid YAML"),
         ("config.yaml", "- 1", "config.yaml does not contain the settings of a run"),
         ("config.yaml", None, "config.yaml is missing"),
     ],
@@ -207,7 +207,7 @@ def test_a_run_started_when_its_first_step_was_written_although_its_settings_are
 
 def test_a_folder_that_is_not_a_run_is_an_error_with_the_nearest_name(config, tmp_path):
     outputs = closed_run(config, [0.1]).parent
-    with pytest.raises(NoRunError, match=r"there is no run .*trail \(did you mean 'trial'\?\)"):
+    with pytest.raises(NoRunError, match=r"there is no run at .*trail \(did you mean 'trial'\?\)"):
         read_run(outputs / "trail")
     (outputs / "tria").mkdir()
     with pytest.raises(NoRunError, match=r"is not a run \(did you mean 'trial'\?\)"):

@@ -144,7 +144,7 @@ def test_a_figure_that_was_not_a_number_meets_no_bar_and_is_still_json():
     found = success_of({}, {"kl": math.nan})
     assert found["KL per token, mean"]["value"] is None
     assert not found["KL per token, mean"]["met"]
-    assert found["KL per token, mean"]["note"] == "not a number in 1 of 2 steps"
+    assert found["KL per token, mean"]["note"] == "not finite in 1 of 2 steps"
     json.dumps(found, allow_nan=False)
 
 

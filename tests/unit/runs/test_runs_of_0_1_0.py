@@ -76,7 +76,7 @@ def test_verdicts_and_episodes_are_read(outputs):
     run = read_run(path)
     clipped = Verdict(severity=Severity.WARN, name="clipping", what="much is clipped", fix="slow down")
     assert (run.state, run.verdicts, run.journaled) == (RunStatus.INTERRUPTED, (clipped,), 1)
-    assert "0.1.0 did not record this" in run.why
+    assert "0.1.0, which kept no such record" in run.why
     journal = EpisodeJournal(path / "journal")
     assert journal.finished(2) == {("task", 0): make_trajectory(step=2, text="é")}
     assert journal.problems == []

@@ -56,7 +56,7 @@ def test_a_folder_without_settings_or_weights_is_refused(one_file, missing, reas
 
 def test_a_file_without_tensors_is_refused(one_file):
     save_file({}, one_file / "model.safetensors")
-    with pytest.raises(BadValueError, match="is missing tensors, for example all"):
+    with pytest.raises(BadValueError, match="is missing all tensors"):
         check_files(one_file)
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_the_index_names_must_be_there(two_files):
 
 def test_a_tensor_that_the_index_names_must_be_there(two_files):
     save_file({"c": torch.ones(3)}, two_files / "b.safetensors")
-    with pytest.raises(BadValueError, match=r"b\.safetensors is missing tensors, for example b"):
+    with pytest.raises(BadValueError, match=r"b\.safetensors is missing at least tensor b"):
         check_files(two_files)
 
 
@@ -98,7 +98,7 @@ def test_settings_that_change_the_model_are_told_apart_from_those_that_do_not():
         ("wide", "Qwen/Qwen3-0.6B", None),  # may be the same model
         ("not here", "narrow", None),
         ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", None),
-        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "another name on the hub"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "their Hugging Face names differ"),
     ],
 )
 def test_an_adapter_of_another_model_is_refused_with_both_names(tmp_path, base, model, says):

@@ -157,7 +157,7 @@ async def test_leaving_while_a_server_is_being_started_ends_it_and_all_who_wait(
 
 async def test_a_live_server_that_hangs_up_is_not_started_again(tmp_path):
     async with standing_in(tmp_path, lambda *_: None) as (sampler, stand_in):
-        with pytest.raises(SamplerLostError, match="did not answer"):
+        with pytest.raises(SamplerLostError, match="did not respond"):
             await sampler.sample(REQUEST)
     assert (stand_in.starts, sampler.restarts) == (1, 0)
 

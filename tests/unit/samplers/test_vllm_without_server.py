@@ -183,7 +183,7 @@ def test_each_replica_sees_its_own_gpus_and_divides_the_model_over_them(installe
     assert [visible((0, 1)), visible((2, 3))] == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
     assert visible((0, 1)) == "4,5"
-    with pytest.raises(BadValueError, match="uses GPU 3, but CUDA_VISIBLE_DEVICES has only 3: 4,5,6"):
+    with pytest.raises(BadValueError, match="uses GPU 3, but CUDA_VISIBLE_DEVICES lists only 3: 4,5,6"):
         visible((2, 3))
 
 
@@ -266,7 +266,7 @@ def test_logprobs_of_other_tokens_than_those_returned_are_refused(ids):
 
 
 def test_a_prompt_that_was_not_read_whole_is_refused():
-    with pytest.raises(SamplerLostError, match="read 2 of 3 prompt tokens"):
+    with pytest.raises(SamplerLostError, match="read 2 of the 3 prompt tokens"):
         read_completion(ANSWER | {"usage": {"prompt_tokens": 2}}, REQUEST, 0)
 
 
@@ -378,7 +378,7 @@ async def test_a_server_error_is_the_infrastructures_and_says_what_the_server_sa
 @pytest.mark.process
 async def test_a_server_that_hangs_up_is_lost(tmp_path):
     async with answering(tmp_path, lambda *_: None) as (sampler, _):
-        with pytest.raises(SamplerLostError, match="did not answer /inference/v1/generate"):
+        with pytest.raises(SamplerLostError, match="did not respond to /inference/v1/generate"):
             await sampler.sample(REQUEST)
 
 

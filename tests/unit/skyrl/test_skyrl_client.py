@@ -70,14 +70,14 @@ async def test_a_request_that_fails_is_not_made_again(status):
         with pytest.raises(EngineLostError) as lost:
             await client.forward_backward(model, ROWS, float)
     assert api.asked["forward_backward"] == 1
-    assert "learning" in lost.value.what
+    assert "failed to compute gradients" in lost.value.what
 
 
 async def test_a_result_that_never_comes_is_not_waited_for_beyond_the_deadline():
     api = TinkerApi()
     async with connected(api, deadline_s=0.5) as (client, _):
         api.answers["retrieve_future"] = api.never
-        with pytest.raises(EngineLostError, match=r"no answer within 0\.5 s"):
+        with pytest.raises(EngineLostError, match=r"no response within 0\.5 s"):
             await client.create_model("base", rank=4, seed=1)
 
 
@@ -85,7 +85,7 @@ async def test_results_that_the_server_fails_to_give_end_in_an_error_and_not_in_
     api = TinkerApi()
     api.answers["retrieve_future"] = lambda _: (500, {"detail": "protobuf?"})
     async with connected(api, deadline_s=0.5) as (client, _):
-        with pytest.raises(EngineLostError, match=r"no answer within 0\.5 s"):
+        with pytest.raises(EngineLostError, match=r"no response within 0\.5 s"):
             await client.create_model("base", rank=4, seed=1)
     api.asked.clear()
     async with connected(api, deadline_s=600) as (client, gone):

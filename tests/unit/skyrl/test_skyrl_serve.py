@@ -198,7 +198,7 @@ async def test_a_server_that_is_up_without_an_engine_that_answers_is_not_ready_a
 
     monkeypatch.setattr(ChildProcess, "start", noted)
     monkeypatch.setattr("mcprl.skyrl.server.START_S", 1.5)
-    with pytest.raises(EngineStartError, match=r"did not answer within 1\.5 s"):
+    with pytest.raises(EngineStartError, match=r"did not respond within 1\.5 s"):
         await start(tmp_path, stand_in(tmp_path, answers=()))
     [process] = started
     assert process.exit_code is not None

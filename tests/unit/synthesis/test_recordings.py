@@ -156,10 +156,10 @@ def test_a_structured_answer_is_its_json_and_an_object_with_other_keys_is_the_an
         ([assistant(("", {})), tool({"content": ""})], "does not name a tool"),
         ([assistant(("a", [])), tool({"content": ""})], "arguments are not an object"),
         ([assistant(("a", {"x": float("nan")})), tool({"content": ""})], "NaN is not a JSON number"),
-        ([assistant(("a", {})), user()], "the call has no answer"),
-        ([assistant(("a", {}))], "the call has no answer"),
+        ([assistant(("a", {})), user()], "the call has no result"),
+        ([assistant(("a", {}))], "the call has no result"),
         ([assistant(("a", {})), {"role": "tool", "content": "<tool_response>cut"}], "no closing </tool_response>"),
-        ([assistant(("a", {})), tool({"function_name": "b", "result": "x"})], "is to 'a', but its answer is from 'b'"),
+        ([assistant(("a", {})), tool({"function_name": "b", "result": "x"})], "is to 'a', but its result is from 'b'"),
         ([{"role": "assistant", "content": '{"function_call": {"name"'}, tool({"content": ""})], "is not JSON"),
         ([{"role": "assistant", "content": "", "tool_calls": [3]}, tool({"content": ""})], "is not an object"),
     ],
@@ -183,9 +183,9 @@ def test_calls_whose_answers_are_too_few_or_too_many_are_not_guessed(read):
     found = read([assistant(("a", {}), ("b", {})), tool({"content": "?"}), user(), tool({"content": "!"})])
     assert found.calls == []
     assert [part.why for part in found.unreadable] == [
-        "2 calls cannot be matched with 1 answers",
-        "2 calls cannot be matched with 1 answers",
-        "the answer does not belong to a call",
+        "2 calls cannot be matched with 1 results",
+        "2 calls cannot be matched with 1 results",
+        "the result does not belong to a call",
     ]
 
 

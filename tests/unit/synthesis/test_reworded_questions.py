@@ -63,7 +63,7 @@ async def test_a_rephrased_question_with_all_values_is_accepted_and_its_solution
         (lambda question: re.sub(r"SK\d+|[A-Z][a-z]+(ado|ika|une|ost|ell)", "something", question), "missing|others"),
         (lambda question: f"{question} Hint: 17 or 18.", "its numbers differ"),
         (lambda question: f"{question}\nIgnore the tools.", "several lines"),
-        (lambda question: question * 4, "longer"),
+        (lambda question: question * 4, "too long"),
     ],
 )
 async def test_a_rephrased_question_that_lost_or_gained_a_value_is_refused(tmp_path, spoil, reason):

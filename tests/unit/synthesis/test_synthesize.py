@@ -252,7 +252,7 @@ async def test_a_server_that_declares_no_tool_read_only_ends_in_an_error_that_sa
 
 async def test_results_without_named_values_end_in_an_error_that_says_so(tmp_path):
     specs = [ServerSpec(name="prose", make=make_prose)]
-    with pytest.raises(NoReachableToolError, match=r"nothing can be asked about the results of tell_story"):
+    with pytest.raises(NoReachableToolError, match=r"no question can be made from the results of tell_story"):
         await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", count=4)
 
 

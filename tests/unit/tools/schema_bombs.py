@@ -52,10 +52,10 @@ ANSWERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Schemas that are accepted, each with arguments that it refuses."""
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "22 doubled references": (doubled(22), "more than 10000 schemas in one place"),
+    "22 doubled references": (doubled(22), "more than 10000 schemas in a single position"),
     "doubled references under a property": (
         {**doubled(22), "$ref": "#/$defs/d22", "properties": {"a": {"$ref": "#/$defs/d0"}}},
-        "more than 10000 schemas in one place",
+        "more than 10000 schemas in a single position",
     ),
     "enum of 50,000 values": (arguments(a={"enum": list(range(50_000))}), "an enum of more than 10000 values"),
     "a long schema": (arguments(a={"const": "x" * 600_000}), "longer than 524288 bytes"),

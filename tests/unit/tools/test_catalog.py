@@ -47,7 +47,7 @@ def test_nothing_is_suggested_where_nothing_is_close(catalog):
 
 
 def test_one_name_on_two_servers_is_refused_naming_both():
-    with pytest.raises(DuplicateToolError, match="servers 'fmp' and 'time' both offer a tool 'quote'"):
+    with pytest.raises(DuplicateToolError, match="servers 'fmp' and 'time' both offer a tool named 'quote'"):
         Catalog([tool("quote"), tool("quote", server="time")], {})
 
 

@@ -97,7 +97,7 @@ def test_no_file_is_needed_where_none_is_named():
 def test_a_file_that_cannot_be_read_is_an_error_with_a_fix(tmp_path):
     (tmp_path / ".env").mkdir()
     with pytest.raises(
-        MissingKeyError, match=r"E-TOOL-007 .*\.env cannot be read: Is a directory.* Fix: write NAME=value"
+        MissingKeyError, match=r"E-TOOL-007 .*\.env cannot be read: Is a directory.* Fix: make it a readable NAME"
     ):
         load_keys()
 

@@ -87,7 +87,7 @@ def test_the_error_names_what_was_added_removed_and_changed_with_a_diff_and_the_
     assert rest[:2] == ["--- find_person, first", "+++ find_person, now"]
     assert '-    "City and time zone of a colleague."' in rest
     assert '+    "City of a colleague."' in rest
-    assert rest[-1].endswith("then start or resume the run.")
+    assert rest[-1].endswith("then start or resume the run; keep the server from changing while the run is open.")
 
 
 def test_a_tool_listed_twice_is_no_tool_listed_once():

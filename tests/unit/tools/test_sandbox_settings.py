@@ -83,7 +83,7 @@ def test_a_folder_that_is_missing_or_has_the_program_in_it_is_refused(declared, 
     monkeypatch.setattr(sandbox, "_bubblewrap_command", lambda fd: ["bwrap"])
     program = executable(tmp_path / "venv" / "bin" / "server")
     settings = SandboxSettings(write=(tmp_path / declared,))
-    problem = "does not exist" if declared == "missing" else "its own program"
+    problem = "does not exist" if declared == "missing" else "the server's own program"
     with pytest.raises(ServerFileError, match=problem):
         sandbox_command("s", settings, [str(program)], path="/usr/bin", cwd=None, filter_fd=3)
 

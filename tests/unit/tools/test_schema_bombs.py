@@ -182,7 +182,7 @@ async def test_compiling_that_takes_longer_than_a_start_may_is_a_failed_start(tm
 
     monkeypatch.setattr("mcprl.tools.toolbox.compile_checks", slow)
     monkeypatch.setattr("mcprl.tools.connection.START_S", 0.5)
-    with pytest.raises(ServerStartError, match=r"the schemas of server .foreign. were not read within 0\.5 s"):
+    with pytest.raises(ServerStartError, match=r"the tool schemas of server .foreign. were not compiled within 0\.5 s"):
         async with Toolbox([spec(listed("fine", {"type": "object"}))], log_dir=tmp_path):
             pass
     released.set()

@@ -42,7 +42,7 @@ def test_a_file_as_other_clients_write_it_is_read_unchanged(tmp_path):
 @pytest.mark.parametrize(
     ("servers", "settings", "words"),
     [
-        ("{", {}, "servers.json is not JSON"),
+        ("{", {}, "servers.json is not valid JSON"),
         ("[" * 5000, {}, "is nested more than 100 levels deep"),
         ("{} {}", {}, "there is text after the object"),
         ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', {}, "'a' appears twice"),

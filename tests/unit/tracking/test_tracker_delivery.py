@@ -171,7 +171,7 @@ async def test_a_process_that_dies_is_spoken_of_and_costs_nothing(tmp_path):
     outcome = await delivery.close(60.0)
     assert (outcome.state, outcome.dropped) == ("failed", 1)
     (said,) = listener.said
-    assert said.startswith("tracking: TensorBoard will receive no more reports: its process ended with -9")
+    assert said.startswith("tracking: TensorBoard will receive no more reports: its process ended with status -9")
     assert said.endswith("; the run continues and records everything in its folder")
 
 

@@ -81,7 +81,7 @@ def test_a_call_tells_what_went_wrong_and_what_the_tool_really_got():
         None,
         "policy",
         "injected",
-        ("the episode ended before the call was answered"),
+        ("the episode ended before the call returned"),
     ]
     assert (told.calls[0].arguments, told.calls[0].latency_s) == ({"number": 1}, 0.5)
     assert told.calls[3].result is None

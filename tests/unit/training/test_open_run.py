@@ -114,7 +114,7 @@ async def test_more_tasks_a_step_than_there_are_stops_the_run_before_a_server_is
 async def test_a_warm_start_without_solutions_stops_the_run_before_a_server_is_started(tmp_path, no_model):
     config, listener = make_config(tmp_path, A_TASK), Listener()
     warm = config.algorithm.model_copy(update={"warm_start": WarmStartConfig(weight=1.0)})
-    with pytest.raises(BadValueError, match="0 of the 1 tasks have a solution"):
+    with pytest.raises(BadValueError, match="none of the 1 tasks has a solution"):
         async with open_run(config.model_copy(update={"algorithm": warm}), listener):
             pass
     assert listener.stages == []

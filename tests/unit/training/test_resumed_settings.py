@@ -229,7 +229,7 @@ def test_steps_that_are_done_cannot_be_taken_back(tmp_path):
     settings = config.model_dump(mode="json")
     fewer = RunConfig.model_validate(settings | {"training": settings["training"] | {"steps": 2}})
     refuse_fixed_settings(settings, fewer, steps_done=2)
-    with pytest.raises(OtherStateError, match=r"training\.steps from 5 to 2 \(3 steps are done\)"):
+    with pytest.raises(OtherStateError, match=r"training\.steps from 5 to 2 \(3 steps are already done\)"):
         refuse_fixed_settings(settings, fewer, steps_done=3)
 
 
@@ -238,6 +238,9 @@ def test_a_run_with_settings_of_another_version_is_refused(tmp_path):
     settings = config.model_dump(mode="json")
     older = settings | {"training": settings["training"] | {"pipeline": "sync"}}
     with pytest.raises(OtherStateError, match=r"training\.pipeline no longer exists"):
+        refuse_fixed_settings(older, config, steps_done=1)
+    older = settings | {"training": settings["training"] | {"steps": -1}}
+    with pytest.raises(OtherStateError, match=r"training\.steps is no longer valid"):
         refuse_fixed_settings(older, config, steps_done=1)
 
 
@@ -358,7 +361,7 @@ class TestARealRun:
         weights = bytearray((model / "model.safetensors").read_bytes())
         weights[-1000] ^= 1
         (model / "model.safetensors").write_bytes(weights)
-        with pytest.raises(OtherStateError, match="differs from the model with which the run started"):
+        with pytest.raises(OtherStateError, match="differs from the model that the run started with"):
             await resumed(run_folder, f"model.path={model}")
 
     async def test_makes_the_folders_that_are_missing(self, run_folder):

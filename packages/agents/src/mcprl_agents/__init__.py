@@ -1,4 +1,4 @@
-"""Agents that play episodes: a program of any language, whose model and MCP servers are those of the run.
+"""Agents that play episodes: programs in any language that use the run's model and MCP servers.
 
 program ──▶ gateway (HTTP on loopback) ──▶ Session (one episode) ──▶ History (ids) ──▶ TokenTree ──▶ Trajectory
 """

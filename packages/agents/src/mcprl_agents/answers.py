@@ -1,4 +1,4 @@
-"""Writes a sampled turn as OpenAI's two APIs return it, whole or as a stream of events."""
+"""Converts a sampled turn to a response of either OpenAI API, in one piece or as a stream of events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mcprl_agents.requests import Asked, Request, Said
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A turn as the agent gets it. `number` is that of the request, and part of all ids.
+    """A turn as the agent receives it. `number` is the number of its request, and part of every id in the turn.
 
     Answer(number=0, text="", calls=(Asked("call_0_0", "find_person", '{"name": "Ana"}'),), cut=False, usage=(81, 22))
     """
@@ -34,13 +34,13 @@ class Answer:
 
     @property
     def items(self) -> dict[str, Said]:
-        """The items of a response by their ids."""
+        """The output items of the response, by id."""
         text = {f"msg_{self.number}": Said("assistant", self.text)} if self.text or not self.calls else {}
         return text | {f"fc_{call.id}": Said("assistant", "", (call,)) for call in self.calls}
 
 
 def whole(request: Request, answer: Answer) -> dict[str, Any]:
-    """Return the body of an answer that is not streamed."""
+    """Return the body of a response that is not streamed."""
     if request.api == "responses":
         return _response(request, answer)
     text = answer.text or (None if answer.calls else "")
@@ -52,7 +52,7 @@ def whole(request: Request, answer: Answer) -> dict[str, Any]:
 
 
 def events(request: Request, answer: Answer) -> Iterator[str]:
-    """Yield the server-sent events of an answer."""
+    """Yield the server-sent events of a streamed response."""
     if request.api == "chat":
         yield from (f"data: {json.dumps(chunk)}\n\n" for chunk in _chunks(request, answer))
         yield "data: [DONE]\n\n"

@@ -1,7 +1,7 @@
-"""The HTTP server on loopback that agents connect to: their model, and their tools as an MCP server.
+"""The HTTP server on loopback that agents connect to. It serves the model, and the tools as an MCP server.
 
-Each episode has a URL of its own with a token that nobody can guess. Requests without it, with the key of another
-episode, from a web page or for another host are refused.
+Each episode has its own URL, which contains a secret token. Requests without this token, with another episode's key,
+from a web page or for another host are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _IDLE_S = 86_400  # a connection that we closed while it was idle would break th
 class _QuietServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave the signals to the run."""
+        """Handle no signals here, because the run handles them."""
         yield
 
 
@@ -74,7 +74,7 @@ class Gateway:
 
     @contextmanager
     def serve(self, session: Session) -> Generator[str]:
-        """Serve an episode, and return its token. It is the first part of its paths, and the key of its model."""
+        """Serve an episode, and yield its token: the first part of its URL paths, and the API key of its model."""
         token = secrets.token_urlsafe(32)
         self._sessions[token] = session
         try:
@@ -86,13 +86,13 @@ class Gateway:
         _, token, *path = str(scope["path"]).split("/")
         headers, session = Headers(scope=scope), self._sessions.get(token)
         if "origin" in headers or headers.get("host") != self._host:
-            await _refusal("requests of web pages are refused", 403, "forbidden")(scope, receive, send)
+            await _refusal("requests from web pages are refused", 403, "forbidden")(scope, receive, send)
         elif session is None:
             await _refusal("this episode does not exist, or has ended", 404, "not_found")(scope, receive, send)
         elif path[:1] == ["mcp"]:
             await self._mcp.handle_request(scope, receive, send)
         elif not secrets.compare_digest(headers.get("authorization", "").encode(), f"Bearer {token}".encode()):
-            await _refusal("the key is not that of this episode", 401, "invalid_api_key")(scope, receive, send)
+            await _refusal("the API key does not belong to this episode", 401, "invalid_api_key")(scope, receive, send)
         elif path == ["v1", "models"]:
             await JSONResponse({"object": "list", "data": []})(scope, receive, send)
         elif path in (["v1", "chat", "completions"], ["v1", "responses"]) and scope["method"] == "POST":
@@ -114,7 +114,7 @@ class Gateway:
 
 
 async def _answer(session: Session, is_responses: bool, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request for a turn. If the agent hangs up before, the answer is kept for a repeat of the request."""
+    """Respond to a request for a turn. If the agent disconnects first, keep the turn for a repeated request."""
     body = await HttpRequest(scope, receive).body()
     try:
         fields: Any = json.loads(body)
@@ -132,7 +132,7 @@ async def _answer(session: Session, is_responses: bool, scope: Scope, receive: R
             raise RefusedError("the episode has ended", code="episode_ended")
         given = turn.result()
     except ValueError:
-        await _refusal("the body is not JSON", 400, "invalid_request_error")(scope, receive, send)
+        await _refusal("the request body is not JSON", 400, "invalid_request_error")(scope, receive, send)
     except RefusedError as error:
         await _refusal(str(error), error.status, error.code)(scope, receive, send)
     else:

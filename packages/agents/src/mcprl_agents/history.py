@@ -1,4 +1,4 @@
-"""Turns the messages of a request into token ids, with the ids that were sampled for the turns that came from here."""
+"""Converts a request's messages to token ids. Turns that were sampled in this episode keep their sampled ids."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class _Turn:
 
 @dataclass(slots=True)
 class History:
-    """The turns of one episode that the agent has got.
+    """The turns of one episode that were delivered to the agent.
 
-    An assistant message that was returned unedited stands for the ids that were sampled for it: it is found by the ids
-    of its calls or, without calls, by its text. What comes before the first of them is rendered as one prompt, as in an
-    episode without an agent. A later assistant message from elsewhere is written in the syntax of the model's family.
+    An assistant message that the agent sends back unedited keeps the ids that were sampled for it. It is recognized by
+    its text and its calls. Everything before the first such message is rendered as one prompt, as in an episode without
+    an agent. A later assistant message that the model did not sample is written in the syntax of the model's family.
     """
 
     chat: Chat
@@ -36,16 +36,16 @@ class History:
     _known: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict[tuple[Any, ...], tuple[int, ...]])
 
     def ids(self, said: Sequence[Said], tools: str) -> tuple[int, ...]:
-        """Return the ids of a conversation up to the start of the next turn."""
+        """Return the token ids of a conversation, up to the start of the next turn."""
         try:
             return self._ids(tuple(said), tools)
         except (BadValueError, UnbridgeableError) as error:
             raise AgentRequestError(
-                f"the agent's messages cannot be rendered: {error.what}", fix="correct the messages of the agent"
+                f"the agent's messages cannot be rendered: {error.what}", fix="correct the messages the agent sends"
             ) from error
 
     def add(self, said: Said, prompt_ids: tuple[int, ...], sampled_ids: tuple[int, ...]) -> None:
-        """Remember a turn that the agent has got."""
+        """Remember a turn that was delivered to the agent."""
         self._turns.append(_Turn(said, prompt_ids, sampled_ids))
 
     def _ids(self, said: tuple[Said, ...], tools: str) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def _arguments(call: Asked) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise BadValueError(f"the arguments of a call of {call.name} are not a JSON object", fix="correct the message")
+        raise BadValueError(f"the arguments of a call to {call.name} are not a JSON object", fix="correct the message")
     return cast("dict[str, Any]", value)
 
 

@@ -1,4 +1,4 @@
-"""The program of an agent: its environment, its task on stdin, its answer on stdout."""
+"""Runs an agent's program: sets its environment, writes its task to stdin, and reads its answer from stdout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REMOVED = ("http_proxy", "https_proxy", "all_proxy", "openai_proxy", "openai_or
 
 
 class Program:
-    """A running agent. `on_error` is called if it writes too much."""
+    """A running agent. `on_error` is called if the agent writes too much to stdout."""
 
     def __init__(self, process: ChildProcess, stderr: deque[str], on_error: Callable[[BaseException], None]) -> None:
         assert process.stdin is not None
@@ -53,7 +53,7 @@ class Program:
 
     @property
     def last_words(self) -> str:
-        """The last line on stderr, for an error message."""
+        """The last line that the agent wrote to stderr, for an error message."""
         return f": {' '.join(self._stderr[-1].split())[:300]}" if self._stderr else ""
 
     def hand_over(self, given: bytes) -> None:
@@ -77,14 +77,14 @@ class Program:
         if len(self._written) > _MAX_OUTPUT_BYTES:
             self._written.clear()
             what = "the agent wrote more than 1 MiB to stdout"
-            self._on_error(AgentRequestError(what, fix="write only the answer to stdout, and the rest to stderr"))
+            self._on_error(AgentRequestError(what, fix="write only the answer to stdout, and all else to stderr"))
         if not data:
             asyncio.get_running_loop().remove_reader(self._stdout)
         return bool(data)
 
 
 def task_json(task: Task, messages: Sequence[Mapping[str, Any]], model: str) -> str:
-    """Return what the agent gets on stdin.
+    """Return the JSON that the agent reads from stdin.
 
     {"id": "meet-ana", "prompt": "It is 09:30 …", "messages": [{"role": "user", "content": "It is 09:30 …"}],
      "model": "hello", "metadata": {}}
@@ -97,7 +97,7 @@ def task_json(task: Task, messages: Sequence[Mapping[str, Any]], model: str) -> 
 async def started(
     command: Sequence[str], given: str, *, url: str, token: str, log: Path, on_error: Callable[[BaseException], None]
 ) -> AsyncGenerator[Program]:
-    """Start an agent with its task. On exit, the program and all its descendants have ended."""
+    """Start an agent with its task. On exit, stop it and every process that it started."""
     stderr: deque[str] = deque(maxlen=1)
 
     def clean(line: str) -> str:

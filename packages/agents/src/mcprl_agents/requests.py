@@ -1,7 +1,7 @@
-"""Reads requests of OpenAI's two APIs into one form, in which unedited messages are equal.
+"""Parses requests to OpenAI's two APIs into one form, in which a message that comes back unedited equals the original.
 
-It is not an edit if an SDK sends a message back in another form: null for "", a text as a list of parts, the order and
-the spaces of the JSON of arguments. Sampling settings are the run's: those in a request are noted in `overridden`.
+An SDK may send a message back in another form, which is not an edit: null for "", a string as a list of parts, or other
+key order and spacing in JSON arguments. The run decides the sampling settings; `overridden` lists any a request sets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class RefusedError(Exception):
-    """A request that cannot be answered, with the status and the code that SDKs know."""
+    """A rejected request, with the HTTP status and the error code that SDKs expect."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request_error") -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call in an assistant message. `arguments` is the text as it was sent."""
+    """A tool call in an assistant message. `arguments` is the JSON string as it was sent."""
 
     id: str
     name: str
@@ -48,9 +48,9 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request for one turn. `tools` is JSON, so that requests can be compared.
+    """A request for one turn. `tools` is a JSON string, so that requests can be compared.
 
-    `choice` says whether the turn may or must call tools; `chosen` are the names of those it may call, () for all.
+    `choice` says whether the turn may or must call tools. `chosen` names the tools that it may call; () means all.
     """
 
     api: Literal["chat", "responses"]
@@ -80,12 +80,12 @@ def read_chat(given: Any) -> Request:
     body = _object(given)
     said = [_chat_message(_object(message)) for message in _list(body.get("messages"))]
     if body.get("n") not in (None, 1):
-        raise RefusedError("n must be 1: an episode has one answer to each request")
+        raise RefusedError("n must be 1: an episode has one completion per request")
     return _request("chat", body, said, [_object(tool.get("function")) for tool in _function_tools(body)])
 
 
 def read_responses(given: Any, items: Mapping[str, Said], earlier: Mapping[str, Sequence[Said]]) -> Request:
-    """Read a request to /v1/responses. `items` are the parts of earlier answers by id, `earlier` the conversations."""
+    """Read a request to /v1/responses. `items` has earlier output items, `earlier` whole conversations, both by id."""
     body = _object(given)
     before: Any = body.get("previous_response_id")
     if before is not None and before not in earlier:
@@ -130,7 +130,7 @@ def _request(
 
 
 def _choice(given: Any, offered: Collection[str]) -> tuple[Literal["auto", "none", "required"], tuple[str, ...]]:
-    """Read `tool_choice`. The APIs nest the name of a tool, and the tools that are allowed, in different ways."""
+    """Read `tool_choice`. The two APIs nest tool names and allowed tools differently."""
     if given in ("auto", "none", "required"):
         mode, names = given, list[str]()
     else:
@@ -140,7 +140,7 @@ def _choice(given: Any, offered: Collection[str]) -> tuple[Literal["auto", "none
         tools = [choice] if choice.get("type") == "function" else list(map(_object, _list(allowed.get("tools") or ())))
         names = [str(_object(tool.get("function") or tool).get("name")) for tool in tools]
         if mode not in ("auto", "required") or not names or not offered >= {*names}:
-            raise RefusedError("tool_choice names no tool of the request")
+            raise RefusedError("tool_choice must name tools that the request offers")
     if mode == "required" and not offered:
         raise RefusedError("tool_choice requires a call, but the request has no tools")
     return mode, tuple(names)
@@ -182,7 +182,7 @@ def _role(message: Mapping[str, Any]) -> str:
     role: Any = message.get("role")
     role = "system" if role == "developer" else role
     if role not in ("system", "user", "assistant", "tool"):
-        raise RefusedError(f"messages of role {role!r} are not supported")
+        raise RefusedError(f"messages with the role {role!r} are not supported")
     return role
 
 
@@ -194,7 +194,7 @@ def _function_tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def canonical(arguments: str) -> str:
-    """Return the arguments of a call in a form in which equal arguments are equal."""
+    """Return the JSON arguments of a call in a canonical form, so that they can be compared."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
@@ -202,7 +202,7 @@ def canonical(arguments: str) -> str:
 
 
 def _written(arguments: Any) -> str:
-    """Return arguments as text. No text means no arguments."""
+    """Return arguments as a JSON string. A missing or empty string means no arguments."""
     return arguments or "{}" if isinstance(arguments, str | None) else json.dumps(arguments)
 
 
@@ -213,18 +213,18 @@ def _text(content: Any) -> str:
     for part in map(_object, _list(content)):
         text: Any = part.get("text", part.get("refusal"))
         if not isinstance(text, str):
-            raise RefusedError(f"contents of type {part.get('type')!r} are not supported: this model reads text")
+            raise RefusedError(f"content of type {part.get('type')!r} is not supported: this model reads only text")
         texts.append(text)
     return "\n".join(texts)
 
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RefusedError("the request is not an object, or has something else where an object belongs")
+        raise RefusedError("the request is not a JSON object, or has a non-object where an object is expected")
     return cast("dict[str, Any]", value)
 
 
 def _list(value: Any) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
-        raise RefusedError("the request has something else where a list belongs")
+        raise RefusedError("the request has a non-list where a list is expected")
     return cast("Sequence[Any]", value)

@@ -1,12 +1,12 @@
-"""Plays episodes with an agent: starts its program, and decides how the episode ended and who is to blame.
+"""Plays episodes with an agent: starts its program, and decides how each episode ended and who is to blame.
 
     exit code 0, and text on stdout or in the last turn     ANSWERED
     a turn too many, a prompt too long, the deadline        TURN_LIMIT, CONTEXT_LIMIT, DEADLINE
-    no answer, after a mistake of the policy                AGENT_ENDED
-    an error for no such reason, no call, no end            AgentError: the episode is played again
+    no answer, or an error after a mistake by the policy    AGENT_ENDED
+    any other error, no model call, or a hang               AgentError: the episode is played again
 
-Agents leave with an error because the policy named an unknown tool, so an exit code alone says nothing. An agent that
-keeps failing at one episode (TRIALS times) and has finished others fails because of what the policy says there.
+Many agents exit with an error if the policy calls an unknown tool, so the exit code alone does not show who is to
+blame. If an agent fails TRIALS times at one episode but has finished others, the policy's turns are taken as the cause.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _READ_LOG = "read logs/agent.log in the run's folder, and correct the agent"
 
 @dataclass(slots=True)
 class _AgentEpisode(LiveEpisode):
-    """An episode with its session. `waited`: when its agent was ended, it waited for a turn or a tool."""
+    """An episode with its session. `waited` is True if the agent was waiting for a turn or a tool at the end."""
 
     session: Session | None = None
     waited: bool = False
@@ -51,19 +51,19 @@ class _AgentEpisode(LiveEpisode):
 
 @asynccontextmanager
 async def open_agents(tasks: Sequence[Task], logs: Path) -> AsyncGenerator[Callable[..., EpisodeRunner]]:
-    """Open the server that agents connect to, and return what makes the runner of their episodes."""
+    """Start the server that agents connect to, and yield a function that creates the runner of their episodes."""
     for task in tasks:
         if task.follow_ups or task.user is not None:
             raise BadValueError(
-                f"task {task.id} has further user messages, but an agent gets its task once",
-                fix="remove the task, or episodes.agent",
+                f"task {task.id} has further user messages, but an agent is given only the first prompt",
+                fix="remove the task, or remove episodes.agent",
             )
     async with Gateway().open() as gateway:
         yield partial(AgentRunner, gateway=gateway, log=logs / "agent.log")
 
 
 class AgentRunner(EpisodeRunner):
-    """Runs episodes with the program in `episodes.agent`. Everything but the turns is that of `EpisodeRunner`."""
+    """Runs episodes with the program in `episodes.agent`. Differs from `EpisodeRunner` only in how turns are played."""
 
     live = _AgentEpisode
 
@@ -101,7 +101,7 @@ class AgentRunner(EpisodeRunner):
     async def _played(
         self, episode: _AgentEpisode, session: Session, environment: Environment, program: Program
     ) -> StopReason:
-        """Wait for the end of the agent or of the episode, and score it."""
+        """Wait until the agent or the episode ends, then score the episode."""
         ending = asyncio.create_task(program.process.wait())
         try:
             await asyncio.wait({ending, session.ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -118,14 +118,14 @@ class AgentRunner(EpisodeRunner):
         return stop
 
     def _ended(self, episode: _AgentEpisode, session: Session, program: Program) -> tuple[StopReason, str | None]:
-        """Return the reason why an agent ended by itself, and its answer. Raises AgentError if it is to blame."""
+        """Return why an agent ended by itself, and its answer. Raises AgentError if the agent is to blame."""
         code, last = program.process.exit_code, session.actions[-1] if session.actions else None
         if session.is_full:
             return StopReason.CONTEXT_LIMIT, None
         if last is None and code == 0:
             raise AgentSilentError(
                 f"the agent ended without calling the model{program.last_words}",
-                fix="let it use the base URL in OPENAI_BASE_URL and the key in OPENAI_API_KEY",
+                fix="make it use the base URL in OPENAI_BASE_URL and the key in OPENAI_API_KEY",
             )
         if code == 0 and last is not None:
             self._finished += 1
@@ -140,11 +140,11 @@ class AgentRunner(EpisodeRunner):
         raise AgentFailedError(f"the agent ended with {how} {when}{program.last_words}", fix=_READ_LOG)
 
     def _is_caused(self, episode: _AgentEpisode) -> bool:
-        """Whether the agent fails at this episode only: its turns have the same seeds in each attempt."""
+        """Whether to blame the policy: each attempt fails, with the same seeds, but other episodes finish."""
         return episode.attempt + 1 >= TRIALS and self._finished > 0
 
     def _note(self, session: Session, environment: Environment, *, all_but_faulty: bool = False) -> None:
-        """Append the turns to the environment; not the last one, if a call of it made a server fail."""
+        """Append the turns to the environment. `all_but_faulty` omits the last one if its calls made a server fail."""
         if environment.turns:
             return  # the episode was already over
         last = len(session.actions) - 1
@@ -161,12 +161,12 @@ class AgentRunner(EpisodeRunner):
         else:
             self._note(session, environment)
             waited_s = time.monotonic() - session.last_event_s
-        what = f"the agent did nothing for {waited_s:.3g} s, until the deadline of the episode"
+        what = f"the agent did nothing for {waited_s:.3g} s before the episode's deadline"
         late: InfrastructureError = AgentHungError(what, fix=_READ_LOG)
         if session is None or episode.waited:
             late = EpisodeDeadlineError(
                 f"episode {episode.seed_path[2]} of task {task.id} took longer than {deadline_s:g} s, of which it "
-                f"spent {waited_s:.3g} s waiting for a single answer",
+                f"spent {waited_s:.3g} s waiting for the sampler or a tool server",
                 fix="find out whether a tool server or the sampler is slow, or raise episodes.deadline_s",
             )
         elif self._is_caused(episode):

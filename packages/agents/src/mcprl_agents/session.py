@@ -1,4 +1,4 @@
-"""One episode as its agent sees it: the model that it asks for turns, and the tools that it calls."""
+"""One episode as its agent sees it: a model that generates turns, and tools to call."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SEPARATORS = re.compile(r"[^a-z0-9]+")
 Sampled = tuple[Completion, Sequence[bool], Sequence[bool], str | None]
 """A turn, which of its tokens are forced and fixed, and its grammar."""
 Sample = Callable[[tuple[int, ...], Request, int], Awaitable[Sampled]]
-"""Samples a turn after these ids, which is the answer to this request of this number."""
+"""Samples the turn that follows these token ids, for this request with this number."""
 
 
 class Given(NamedTuple):
-    """A sampled turn with all that is recorded of it once the agent gets it."""
+    """A sampled turn, with everything to record when it is delivered to the agent."""
 
     answer: Answer
     action: Action
@@ -43,7 +43,7 @@ class Given(NamedTuple):
 
 
 class Session:
-    """The state of one episode. It ends with `ended`: a reason to stop, or the error that ended it.
+    """The state of one episode. When it ends, `ended` gets the reason to stop, or the error that ended it.
 
     `in_flight` counts the turns and calls that the agent waits for; `is_full` is set if its last request was too long.
     `faulty_turn` is the turn of a call that ended with an infrastructure fault.
@@ -74,7 +74,7 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def ask(self, request: Request, body: str) -> asyncio.Task[Given]:
-        """Begin to answer a request, or continue with one of the same body whose answer was not delivered."""
+        """Start to sample a turn. If a request with the same body has an undelivered turn, return that one instead."""
         if waiting := self._undelivered.get(body):
             return waiting.pop(0)
         self._told |= {one.call_id: one.text for one in request.said if one.call_id is not None}
@@ -93,11 +93,11 @@ class Session:
             self.fail(error)
 
     def keep(self, body: str, task: asyncio.Task[Given]) -> None:
-        """Keep an answer that the agent did not get, for a repeat of its request."""
+        """Keep a turn that was not delivered, in case the agent repeats its request."""
         self._undelivered.setdefault(body, []).append(task)
 
     def deliver(self, given: Given) -> None:
-        """Record a turn, which the agent gets now."""
+        """Record a turn that is now delivered to the agent."""
         turn, (completion, forced, fixed, grammar) = len(self.actions), given.sampled
         if grammar is not None and (not self._grammars or self._grammars[-1][1] != grammar):
             self._grammars.append((turn, grammar))
@@ -110,7 +110,7 @@ class Session:
         self.last_event_s = time.monotonic()
 
     async def call(self, name: str, arguments: dict[str, object]) -> Observation:
-        """Make a tool call of the agent. It belongs to the first turn that asked for it and has no result yet."""
+        """Make a tool call for the agent. It belongs to the first turn that requested it and still lacks its result."""
         place = self._place_of(_plain(name), canonical(json.dumps(arguments)))
         self._unasked += place is None
         turn, index = place or (len(self.actions), -self._unasked)
@@ -140,14 +140,14 @@ class Session:
             self.ended.set_exception(error)
 
     async def close(self) -> None:
-        """Cancel what the agent still waits for."""
+        """Cancel everything that the agent is still waiting for."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.ended.cancel()
 
     def observations(self, turn: int) -> tuple[Observation, ...]:
-        """Return what is known of each call of a turn: its result, or what the agent said of it."""
+        """Return what is known about each call of a turn: its result, or else what the agent reported."""
         given = self._given[turn]
         offered = {_plain(spec["name"]) for spec in given.request.specs}
         found: list[Observation] = []
@@ -163,7 +163,7 @@ class Session:
 
     @property
     def ends_in_a_mistake(self) -> bool:
-        """Whether the policy's last turn called what does not exist, or was rejected."""
+        """Whether the policy's last turn called an unknown tool, or had a call that was rejected."""
         return any(seen.fault is Fault.POLICY for seen in self.observations(len(self.actions) - 1))
 
     async def _answer(self, request: Request, number: int) -> Given:
@@ -213,10 +213,10 @@ class Session:
 
 @cache
 def warn_of_override(name: str) -> None:
-    """Say once that a setting of the agent has no effect."""
-    _logger.warning("the agent sets %s, but the run's own settings decide; this is said once", name)
+    """Warn once that a setting in the agent's requests has no effect."""
+    _logger.warning("the agent's requests set %s, which has no effect: the run decides this (logged only once)", name)
 
 
 def _plain(name: str) -> str:
-    """Return a tool's name without what SDKs change in names: look.up-it and look_up_it are the same tool."""
+    """Return a tool's name without the differences that SDKs make: look.up-it and look_up_it are the same tool."""
     return _SEPARATORS.sub("_", name.casefold())

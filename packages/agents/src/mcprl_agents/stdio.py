@@ -1,4 +1,4 @@
-"""An episode's tools over stdio, for agents whose MCP client speaks nothing else.
+"""Serves an episode's tools over stdio, for agents whose MCP client supports only stdio.
 
 MCPRL_MCP_URL=http://127.0.0.1:PORT/TOKEN/mcp python -m mcprl_agents.stdio
 """
@@ -16,7 +16,7 @@ from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult
 
 
 async def serve(url: str) -> None:
-    """Pass calls on until stdin is closed."""
+    """Forward tool calls to the MCP server at `url` until stdin is closed."""
     async with Client(url) as tools:
 
         async def listed(context: Any, params: Any) -> ListToolsResult:

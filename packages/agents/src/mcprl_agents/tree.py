@@ -1,4 +1,4 @@
-"""The columns of a trajectory whose history may be rewritten: each token once, and forks where conversations part."""
+"""The token columns of an episode whose agent may rewrite history: each token once, with forks where turns diverge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Branch:
 
 @dataclass(slots=True)
 class TokenTree:
-    """Collects the turns of an episode.
+    """Collects the turns of an episode in columns. The fork (6, 1) means that the token at 6 follows the one at 1.
 
     tree.add((1, 2), Completion(token_ids=(7, 9), …), 0, …)      # columns 1 2 7 9
     tree.add((1, 2, 7, 9, 3), Completion((8,), …), 1, …)         # columns 1 2 7 9 3 8
@@ -38,7 +38,7 @@ class TokenTree:
         forced: Sequence[bool],
         fixed: Sequence[bool],
     ) -> None:
-        """Append a turn and the part of its prompt that no branch begins with. Sampled tokens are always new."""
+        """Append the part of the prompt that no branch shares, then the sampled tokens, which are never shared."""
         prompt, whole = list(prompt_ids), self.columns.token_ids
         shared, branch = 0, None
         for other in self._branches:

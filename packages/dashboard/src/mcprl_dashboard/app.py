@@ -112,7 +112,7 @@ class Guard:
             return answer
         if self._is_token(request.cookies.get(cookie)):
             return self._app
-        fix = "open the link, with its token, that `mcprl dashboard` printed"
+        fix = "open the whole link that `mcprl dashboard` printed, including its token"
         return Refusal(401, "no-token", "the request does not contain this dashboard's token", fix).answer()
 
     def _is_token(self, given: str | None) -> bool:
@@ -124,7 +124,7 @@ def _refusal(scope: Scope) -> Refusal | None:
     server: tuple[str, int] | None = scope.get("server")
     own = {f"{name}:{server[1]}" for name in _OWN_NAMES} if server is not None else set[str]()
     if headers.get("host", "").lower() not in own:
-        return Refusal(403, "foreign-host", "the request names another host", "open the address that mcprl printed")
+        return Refusal(403, "foreign-host", "the request is for another host", "open the address that mcprl printed")
     origin = headers.get("origin")
     if origin is not None and not _is_own(origin, own):
         return Refusal(403, "foreign-origin", "the request comes from another website", "open the dashboard directly")
@@ -156,7 +156,7 @@ _Show = Callable[[OpenRun, Request], dict[str, Any]]
 
 
 def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
-    """Create the application. It requires this token. Event streams end when `closing` is set."""
+    """Create the application, which requires this token. Event streams end when `closing` is set."""
     shown: dict[str, _Show] = {
         "": _details,
         "/metrics": _metrics,
@@ -301,7 +301,7 @@ _CLOSING_S = 2
 def serve(folder: Path, *, port: int = 0, open_browser: bool = True) -> None:
     """Show the runs of a folder, or a single run, at a link that is printed. Port 0 means any free port.
 
-    The link has a token that is new at each start. Requests without it are rejected.
+    The link contains a token that changes at each start. Requests without it are rejected.
     """
     runs, token = RunList(folder), secrets.token_urlsafe()
     with ExitStack() as stack:

@@ -29,11 +29,11 @@ class TokenNoteFiles:
         return sorted(step_files(self._folder, "parquet"))
 
     def histogram(self, step: int | None, *, clip_low: float, clip_high: float) -> dict[str, Any]:
-        """Count the ratios of the tokens that had a loss, by the sign of their advantage."""
+        """Count the learnable tokens in each bin of the ratio, by the sign of their advantage."""
         steps = self.steps()
         wanted = (steps[-1] if steps else None) if step is None else step
         if wanted not in steps:
-            raise Refusal(404, "no-ratios", "no update of this step is recorded", "choose one of the recorded steps")
+            raise Refusal(404, "no-ratios", "no update is recorded for this step", "choose one of the recorded steps")
         reach = max(_LEAST_REACH, _REACH_IN_CLIPS * max(clip_low, clip_high))
         lowest, highest = max(0.0, 1.0 - reach), 1.0 + reach
         width = (highest - lowest) / _BINS
@@ -74,7 +74,7 @@ class TokenNoteFiles:
         return dict(zip(("learnable", "advantages", "ratios"), found[0], strict=True)) if found else None
 
     def advantages(self, step: int, task_id: str) -> dict[int, float]:
-        """Return the mean advantage of each member's learnable tokens."""
+        """Return the mean advantage of the learnable tokens of each episode in a group, by member number."""
         if not self._path(step).is_file():
             return {}
         found = self._query(
@@ -202,7 +202,7 @@ def _neighbours(run: OpenRun, key: EpisodeKey) -> dict[str, Any]:
 
 
 def _turns(text: str) -> list[dict[str, Any]]:
-    """Return the turns without their token ids, which the episode's tokens already include. Accepts any JSON."""
+    """Return the turns without token ids, because `episode_tokens` returns those. Accepts any JSON."""
     found: Any = _parsed(text, None)
     if not isinstance(found, list):
         return [_unreadable_turn(text)]

@@ -102,7 +102,7 @@ FULL_ROWS = rf"""
 
 
 class _Journal:
-    """The episodes of one journal by task and member. If a member has several lines, the last is used."""
+    """The episodes of one journal, by task and member number. If an episode has several lines, the last counts."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.file = LineFile(path, lambda line: _episode(line, step))
@@ -342,7 +342,7 @@ class EpisodeIndex:
             }
 
     def group(self, step: int, task_id: str) -> list[dict[str, Any]]:
-        """Return the episodes of a task in a step, by member."""
+        """Return the episodes of a task in a step, sorted by member number."""
         wanted = Filter(task=task_id, step_from=step, step_to=step)
         return sorted(self.find(wanted, Page(limit=500)).rows, key=lambda row: row["member"])
 
@@ -357,7 +357,7 @@ class EpisodeIndex:
             )
 
     def stored(self, key: EpisodeKey) -> dict[str, Any] | None:
-        """Return the row of an episode from its file, turns and reward parts as JSON text; None if there is none."""
+        """Return an episode's row from its file, with turns and reward parts as JSON text; None if it has no row."""
         live = self._live.row(key.step, key.task_id, key.member)
         if live is not None:
             return live
@@ -434,7 +434,7 @@ class EpisodeIndex:
     def _insert(
         self, table: str, rows: str, steps: Sequence[int], *, unless_changed: Mapping[int, Signature] | None = None
     ) -> None:
-        """Load files into a table. With `unless_changed`, replace their light rows unless the files have changed."""
+        """Load files into a table. `unless_changed`: replace their `light` rows; do nothing if a file has changed."""
         with self._database.cursor() as cursor:
             cursor.begin()
             cursor.execute(f"INSERT INTO {table} {rows}", {"files": self._paths(steps)})

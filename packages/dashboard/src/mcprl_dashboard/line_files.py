@@ -1,4 +1,4 @@
-"""Reads files that another process is writing: step files, and files of lines, of which only new lines are read."""
+"""Reads files that another process is writing: step files, and line files, of which only new lines are read."""
 
 from __future__ import annotations
 

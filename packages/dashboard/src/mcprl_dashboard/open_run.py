@@ -119,7 +119,7 @@ def find_tokenizer(model: str) -> Path:
         found = None
     if found is None or not found.is_file():
         what = f"this machine has no tokenizer.json for the model {model}"
-        raise Refusal(404, "no-tokenizer", what, "restore the model's folder")
+        raise Refusal(404, "no-tokenizer", what, "restore the model's folder, or download the model again")
     return found
 
 
@@ -190,13 +190,13 @@ class OpenRun:
             return self._index
 
     def prepare(self) -> None:
-        """Start slow work in the background, because the user will probably look at its episodes next."""
+        """Start slow work in the background, because the user will probably look at the run's episodes next."""
         if not self._prepared:
             self._prepared = True
             Thread(target=self._prepare, name="prepare-run", daemon=True).start()
 
     def tasks(self) -> TaskPrompts:
-        """The tasks of the file in the run's settings."""
+        """The tasks in the task file that the run's settings name."""
         files = self._named("tasks", "train"), self._named("tasks", "preamble")
         with self._lock:
             if files not in self._tasks:
@@ -212,7 +212,7 @@ class OpenRun:
             return self._tokenizers[path]
 
     def status(self) -> PastRun:
-        """Return the status of the run. Reads it again when one of its small files changes or its process is gone."""
+        """Return the run's status, read again if one of the run's small files has changed or its process is gone."""
         with self._lock:
             signature = [file_signature(self.path / name) for name in _SIGNATURE]
             known = self._status

@@ -33,7 +33,9 @@ def slack(
     world: _World = None,
     post_for_real: Annotated[
         bool,
-        typer.Option("--post-for-real", help="Post messages to Slack; without this option they stay in their episode."),
+        typer.Option(
+            "--post-for-real", help="Really post messages to Slack; without this option they are only simulated."
+        ),
     ] = False,
     http: Http = False,
     port: Port = 8000,

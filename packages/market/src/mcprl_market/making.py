@@ -1,4 +1,4 @@
-"""Code that the market's servers share: creating a live or offline server, adding tools, and formatting answers."""
+"""Code that the market's servers share: creating a live or offline server, adding tools, and formatting results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _decimals(number: float) -> str:
 
 
 def answer(structured: Any, text: str) -> CallToolResult:
-    """Make a tool's answer: the text for the policy, and the underlying records as JSON for programs."""
+    """Make a tool's result: the text for the policy, and the underlying records as JSON for programs."""
     return CallToolResult(
         content=[TextContent(type="text", text=text)], structured_content=to_jsonable_python(structured)
     )
@@ -105,7 +105,7 @@ def live_or_offline(
     live: Callable[[Upstream], S],
     offline: Callable[[Market], S],
 ) -> tuple[MCPServer, S]:
-    """Create a server without tools, and its data source: the offline world of seed `world`, or live data for None."""
+    """Create a server without tools, and its data source: the offline world of seed `world`, or live data (None)."""
     if world is None:
         reached = upstream()
         return live_server(name, reached), live(reached)

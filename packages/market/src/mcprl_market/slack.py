@@ -114,7 +114,7 @@ _TIMESTAMP = re.compile(r"[0-9]{1,11}\.[0-9]{1,6}")
 
 
 def slack_upstream() -> Upstream:
-    """Return the client of Slack at SLACK_BASE_URL, or at its default address, with the token SLACK_BOT_TOKEN."""
+    """Return a Slack client for SLACK_BASE_URL, or the default address, with the token SLACK_BOT_TOKEN."""
     token = required_key(NAME, "SLACK_BOT_TOKEN")
     address = base_url("SLACK_BASE_URL", "https://slack.com/api")
     return Upstream(NAME, address, headers={"authorization": f"Bearer {token}"})
@@ -274,7 +274,7 @@ class OverlayChat:
         return newest_first([*await self._live.history(channel, limit), *own])[:limit]
 
     def _next_timestamp(self) -> str:
-        """Return the current time, or later: each post needs a new timestamp, because it identifies the message."""
+        """Return the current time, or a later one if that is taken: a timestamp identifies one message."""
         self._last_us = max(int(self._clock() * _MICROSECONDS), self._last_us + 1)
         return f"{self._last_us // _MICROSECONDS}.{self._last_us % _MICROSECONDS:06d}"
 
@@ -388,7 +388,7 @@ def _make_live_server(post_for_real: bool) -> MCPServer:
         _log.warning("messages are posted to the real Slack workspace, where everyone can see them")
         _add_tools(server, _Tools(lambda _: live), episodic=frozenset(), is_live=True)
     else:
-        _log.info("Slack is only read; messages stay in their episode (--post-for-real sends them)")
+        _log.info("Slack is only read; posts are simulated (--post-for-real sends them)")
         overlays = EpisodeStates(lambda: OverlayChat(live))
         _add_tools(server, _Tools(overlays.of), episodic=_MESSAGE_TOOLS, is_live=True)
     return server

@@ -134,7 +134,7 @@ class Upstream:
         async for piece in response.aiter_bytes():
             content += piece
             if len(content) > MAX_BODY_BYTES:
-                raise upstream_fault(self.name, f"answered with more than {MAX_BODY_BYTES} bytes")
+                raise upstream_fault(self.name, f"sent a response of more than {MAX_BODY_BYTES} bytes")
         return bytes(content)
 
     def _fail(self, response: httpx2.Response, text: str) -> NoReturn:
@@ -163,7 +163,7 @@ class Upstream:
         try:
             return json.loads(content, parse_constant=_no_number)
         except (ValueError, RecursionError):
-            raise upstream_fault(self.name, f"did not answer with JSON: {_text(content)}") from None
+            raise upstream_fault(self.name, f"did not respond with JSON: {_text(content)}") from None
 
 
 def upstream_fault(name: str, what: str, retry_after_s: float | None = None) -> MCPError:
@@ -185,7 +185,7 @@ def required_key(server: str, variable: str) -> str:
 
 
 def base_url(variable: str, default: str) -> str:
-    """Return an upstream's address from an environment variable (for example, of a proxy), or else `default`."""
+    """Return an upstream's address (for example, a proxy's) from an environment variable, or else `default`."""
     url = os.environ.get(variable, "").strip() or default
     if not url.startswith(("https://", "http://")):
         raise BadValueError(f"{variable} is {url!r}, which is not a URL", fix=f"use a URL such as {default}")
@@ -212,7 +212,7 @@ class JsonFields:
 
     JsonFields("fmp", "quote", {"symbol": "VLKN", "price": 213.88}).number("price")   # 213.88
     JsonFields("fmp", "quote", {"symbol": "VLKN"}).number("price")
-    # MCPError: fmp: the upstream answered in an unexpected form: quote.price should be a number, but is missing
+    # MCPError: fmp: the upstream sent an unexpected response: quote.price should be a number, but is missing
     """
 
     def __init__(self, upstream: str, where: str, value: Any) -> None:
@@ -227,12 +227,12 @@ class JsonFields:
         return self._fields.get(name) is not None
 
     def text(self, name: str) -> str:
-        return self._needed(name, "a text", self.maybe_text(name))
+        return self._needed(name, "a string", self.maybe_text(name))
 
     def maybe_text(self, name: str) -> str | None:
         found = self._fields.get(name)
         if found is not None and not isinstance(found, str):
-            raise self.wrong(name, "a text")
+            raise self.wrong(name, "a string")
         return found
 
     def number(self, name: str) -> float:
@@ -304,4 +304,4 @@ def json_objects(upstream: str, where: str, value: Any) -> list[JsonFields]:
 
 def _wrong(upstream: str, where: str, expected: str, found: Any) -> MCPError:
     kind = "missing" if found is None else f"{type(found).__name__} {SECRETS.redact(str(found))[:40]!r}"
-    return upstream_fault(upstream, f"answered in an unexpected form: {where} should be {expected}, but is {kind}")
+    return upstream_fault(upstream, f"sent an unexpected response: {where} should be {expected}, but is {kind}")

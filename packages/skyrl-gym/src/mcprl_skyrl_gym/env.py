@@ -1,7 +1,7 @@
 """`McpTextEnv`: mcprl's tools, tasks and rewards as an environment of skyrl-gym, for SkyRL's own trainer.
 
 SkyRL creates one environment per episode, calls it from a pool of threads, and loses a whole batch if one raises. So an
-infrastructure fault only ends its own episode and is reported in the episode's metadata. Faults of the recipe, the
+infrastructure fault ends only its own episode and is reported in the episode's metadata. Errors in the recipe, the
 dataset or the installation are raised when the environment is created.
 """
 
@@ -33,7 +33,7 @@ _ENTRY_POINT = "mcprl_skyrl_gym.env:McpTextEnv"
 def register(recipe: Path | str, *, overrides: Sequence[str] = (), strict: bool = False) -> None:
     """Make `env_class: mcprl` run the tasks of a dataset with the servers, rewards and limits of a recipe.
 
-    Call it in the process that generates; it may be repeated with the same arguments. With `strict`, infrastructure
+    Call it in the process that generates episodes; repeating the same call is harmless. With `strict`, infrastructure
     faults are raised, which ends SkyRL's whole batch; otherwise they only end their own episode.
     """
     key = StageKey(recipe=Path(recipe).resolve(), overrides=tuple(overrides))
@@ -86,7 +86,7 @@ class McpTextEnv(BaseTextEnv):
         shown = [(message["role"], message["content"]) for message in prompt]
         if shown != [(message["role"], message["content"]) for message in self._task.prompt]:
             raise BadValueError(
-                f"the prompt of a row differs from that of its task {self._task.id}",
+                f"a row's prompt differs from the prompt of its task {self._task.id}",
                 fix="recreate the dataset with mcprl_skyrl_gym.write_dataset",
             )
         try:
@@ -112,11 +112,11 @@ class McpTextEnv(BaseTextEnv):
         return self._output(result)
 
     def close(self) -> None:
-        """Return the tools."""
+        """Release the leased tools."""
         self._stage.portal.call(self._episode.close)
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return the episode's figures. A lost episode has only the code of its fault."""
+        """Return the episode's figures. For a lost episode, they are only the fault flag and the error's code."""
         if self._fault is not None:
             return {_FAULT: 1.0, _FAULT_CODE: self._fault.code}
         environment = self._episode.environment
@@ -158,7 +158,7 @@ class McpTextEnv(BaseTextEnv):
         self._fault = error
 
     def _lost(self, error: InfrastructureError) -> BaseTextEnvStepOutput:
-        """End a lost episode. The reward of its turns is subtracted again, so that its total is 0."""
+        """End a lost episode, and take back the rewards of its turns, so that their total is 0."""
         taken_back, self._given = -self._given, 0.0
         metadata = {"task_id": self._task.id, _FAULT: error.code, "reason": error.what}
         return _step_output(reward=taken_back, done=True, metadata=metadata)

@@ -43,7 +43,7 @@ def task_of_extras(extras: Mapping[str, Any]) -> Task:
     """Return the task of a row, from the extras that SkyRL passes to an environment."""
     written: object = extras.get(TASK_COLUMN)
     if not isinstance(written, str):
-        raise TaskFileError(f"column {TASK_COLUMN!r} of a dataset row does not contain text", fix=_FIX)
+        raise TaskFileError(f"column {TASK_COLUMN!r} of a dataset row does not contain a string", fix=_FIX)
     place = f"column {TASK_COLUMN!r} of the dataset"
     try:
         return task_of(decode_strictly(written, place=place, fix=_FIX))
@@ -58,7 +58,7 @@ _ARROW, _PARQUET = cast("Any", pyarrow), cast("Any", pyarrow.parquet)
 def write_dataset(config: RunConfig, path: Path, *, tasks: Path | None = None) -> int:
     """Write the recipe's training tasks, or those of another file, as Parquet. Return their number.
 
-    On an error, the file is unchanged. Raises a ConfigurationError if a task cannot be scored.
+    If this fails, the file is left unchanged. Raises a ConfigurationError if a task cannot be scored.
     """
     if path.suffix != ".parquet":
         raise BadValueError(

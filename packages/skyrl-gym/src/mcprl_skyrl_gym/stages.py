@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Held(Generic[T]):
-    """Enters and leaves a context in one asyncio task, whichever tasks call this, as timeouts inside it require."""
+    """Enters and leaves a context in one asyncio task of its own, because timeouts inside the context require that."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context
@@ -57,7 +57,7 @@ class Held(Generic[T]):
         self._holder: asyncio.Task[None] | None = None
 
     async def enter(self) -> T:
-        """Return the context's value. If the caller is cancelled here, the context is left again."""
+        """Enter the context and return its value. If the caller is cancelled meanwhile, leave the context again."""
         entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._holder = holder = asyncio.create_task(self._hold(entered))
         try:
@@ -94,11 +94,11 @@ _BASE: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "us
 _RESULTS = tuple(Observation(tool="look", server=None, text=text) for text in ("Seen.", "Heard."))
 _TOOL: ToolSpec = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
 _TAG = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]")
-_FIX = "set model.renderer to template, or use a model whose family is one of qwen3, qwen3-vl, chatml, template"
+_FIX = "set model.renderer to template, or use a model of the family qwen3, qwen3-vl or chatml"
 
 
 class Wording:
-    """Converts conversations, tool results and turns to text for one model."""
+    """Converts conversations and tool results to messages for one model, and parses its turns."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
@@ -131,7 +131,7 @@ class Wording:
         return self._chat.open(messages, tools)
 
     def results(self, observations: Sequence[Observation], follow_up: Sequence[Message] = ()) -> list[Message]:
-        """Return the results of a turn's calls, or the user's next messages."""
+        """Return the messages after a turn: the results of its calls, or the user's next messages."""
         said = [_said(message["role"], str(self._control_text.defused(message["content"]))) for message in follow_up]
         return [*self._as_messages(observations, by_user=self._results_are_spoken_by_user), *said]
 
@@ -149,7 +149,7 @@ class Wording:
         return [_said("user", "\n\n".join(framed))] if framed else []
 
     def _who_speaks_results(self) -> bool:
-        """Return True if results are user messages, according to what mcprl's own chat writes after a turn."""
+        """Return True if results must be user messages to give the text that mcprl's own chat writes after a turn."""
         prompt_ids = self._chat.open(_BASE[1:], [_TOOL])
         word_ids = self._chat.tokenizer.encode("Word", add_special_tokens=False)
         shown: list[Message] = [{"role": "tool", "name": seen.tool, "content": seen.text} for seen in _RESULTS]
@@ -160,7 +160,7 @@ class Wording:
             if base and whole and whole.startswith(base) and whole.removeprefix(base).strip() in wanted:
                 return by_user
         raise BadValueError(
-            f"the tokenizer's chat template renders tool results differently than model.renderer={self._chat.family}",
+            f"the tokenizer's chat template renders tool results differently from model.renderer={self._chat.family}",
             fix=_FIX,
         )
 
@@ -172,8 +172,8 @@ class Wording:
             if opening in str(cast("Any", self._chat.tokenizer).decode(ids, skip_special_tokens=True)):
                 return
         raise BadValueError(
-            f"SkyRL passes turns as text without control tokens, but calls of the family {self._chat.family} need "
-            "such tokens",
+            f"SkyRL passes turns as text without control tokens, but the call format of {self._chat.family} models "
+            "needs such tokens",
             fix=_FIX,
         )
 
@@ -191,7 +191,7 @@ def _said(role: str, content: str) -> Message:
 
 
 class LiveEpisode:
-    """An episode on one event loop, from leasing its tools to returning them."""
+    """An episode on one event loop, from leasing its tools to releasing them."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class LiveEpisode:
         return self._environment
 
     async def open(self) -> None:
-        """Lease the task's tools. They are returned automatically at the end of the episode's longest possible time."""
+        """Lease the task's tools. They are released automatically after the longest time that an episode can take."""
         self._started = time.monotonic()
         lives_s = longest_life_s(self._config.episodes.deadline_s)
         self._held = Held(lease_for(self._task, self._leases, lives_s=lives_s, rewards=self._config.rewards))
@@ -260,7 +260,7 @@ class LiveEpisode:
         return result
 
     async def close(self) -> None:
-        """Return the tools. A second call does nothing."""
+        """Release the leased tools. A second call does nothing."""
         if self._end_of_life is not None:
             self._end_of_life.cancel()
         if self._held is not None:
@@ -278,8 +278,8 @@ class LiveEpisode:
     def _late(self) -> EpisodeDeadlineError:
         deadline_s = self._config.episodes.deadline_s
         return EpisodeDeadlineError(
-            f"an episode of task {self._task.id} took longer than {deadline_s:g} s, of which it spent "
-            f"{self._age_s() - self._played_s:.3g} s waiting for a single answer",
+            f"an episode of task {self._task.id} took longer than {deadline_s:g} s, and spent "
+            f"{self._age_s() - self._played_s:.3g} s waiting for the trainer's engine or a tool server",
             fix="find out whether a tool server or the trainer's engine is slow, or raise episodes.deadline_s",
         )
 
@@ -296,7 +296,7 @@ class StageKey:
 
 
 class Stage:
-    """The open tools and chat format of a recipe, for concurrent episodes. They run in the event loop of `portal`."""
+    """The tools and chat format of a recipe, shared by concurrent episodes, which run in the event loop of `portal`."""
 
     def __init__(
         self,
@@ -379,7 +379,7 @@ async def _open_stage(config: RunConfig, portal: BlockingPortal) -> AsyncGenerat
         if functions is not None and functions.of_groups:
             raise BadValueError(
                 f"the reward function {functions.of_groups[0]} scores whole groups, but SkyRL runs single episodes",
-                fix="remove it from rewards.functions, or replace it with a function per episode",
+                fix="remove it from rewards.functions, or replace it with a function that scores single episodes",
             )
         yield Stage(config, portal, toolbox=toolbox, wording=wording, judge=judge, functions=functions)
 

@@ -1,10 +1,10 @@
-"""An entry point for SkyRL's trainer on its GPU nodes, with mcprl's environment. It needs SkyRL installed.
+"""An entry point for SkyRL's trainer on its GPU nodes, with mcprl's environment. SkyRL must be installed.
 
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=mcprl_skyrl_gym.trainer \\
         mcprl.recipe=recipe.yaml data.train_data="['train.parquet']" generator.max_turns=10 …
 
-Arguments that begin with `mcprl.` are ours, all others are SkyRL's. Before training, every prompt is rendered as SkyRL
-does it and compared with the prompt of mcprl's own trainer.
+Arguments that begin with `mcprl.` are ours, all others are SkyRL's. Before training, every prompt is rendered the way
+SkyRL renders it and compared with the prompt of mcprl's own trainer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Settings:
 
 
 class McpGymGenerator(_BASE_GENERATOR):
-    """SkyRL's generator. An episode lost to an infrastructure fault stays in its batch, but gets no loss."""
+    """SkyRL's generator. An episode lost to an infrastructure fault stays in its batch, but carries no loss."""
 
     def _post_process_agent_loop_output(self, agent_loop_output: Any, _env_extras: Any, _trajectory_id: Any) -> Any:
         outputs: Sequence[Any] = getattr(agent_loop_output, "step_outputs", [agent_loop_output])
@@ -63,7 +63,7 @@ class McpGymGenerator(_BASE_GENERATOR):
 
 
 class McpPPOExp(_BASE_EXPERIMENT):
-    """SkyRL's experiment. It registers our environment in the process that generates."""
+    """SkyRL's experiment. It registers our environment in the process that generates episodes."""
 
     def __init__(self, cfg: Any, settings: Settings) -> None:
         require_fit(cfg)
@@ -124,8 +124,8 @@ def require_same_prompt(extras: Mapping[str, Any], stage: Stage, generator_cfg: 
     if tuple(rendered) != stage.prompt_ids(task):
         raise BadValueError(
             f"SkyRL and mcprl render the prompt of task {task.id} to different tokens",
-            fix="set trainer.policy.model.path to the recipe's model.path, and enable_thinking in "
-            "generator.chat_template_kwargs to its model.thinking",
+            fix="set trainer.policy.model.path to the recipe's model.path, and set "
+            "generator.chat_template_kwargs.enable_thinking to the recipe's model.thinking",
         )
     limit = generator_cfg.max_input_length
     if limit is not None and len(rendered) > limit:
@@ -170,7 +170,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
 
 
 def _train(cfg: Any, settings: Settings) -> None:
-    """Run the whole training, in a Ray worker."""
+    """Run the entire training loop in a Ray worker."""
     try:
         McpPPOExp(cfg, settings).run()
     finally:

@@ -6,5 +6,5 @@ from mcprl.cli.serve import Http, Port, serve_by_name
 
 
 def bfcl(http: Http = False, port: Port = 8000) -> None:
-    """The simulators of one task of BFCL multi-turn; the first call names the task."""
+    """Simulators of one BFCL multi-turn task; the first call names the task."""
     serve_by_name("bfcl", http, port)

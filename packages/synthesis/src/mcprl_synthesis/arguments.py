@@ -1,6 +1,6 @@
-"""Arguments of tools as flat values: {"entities.name": "Ana"} for a list of objects, of which a call passes one.
+"""Arguments of tools as flat values: {"entities.name": "Ana"} stands for {"entities": [{"name": "Ana"}]}.
 
-Exploration and plans use flat values. `shaped` converts them to what the schema requires.
+Exploration and plans use flat values. `shaped` converts them to what the schema requires. A list gets one item.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _items(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema without its reference, and of several variants the first that is not null."""
+    """Resolve a schema's reference, or choose the first of its variants that is not null."""
     variants = [each for each in cast("list[Any]", schema.get("anyOf", [])) if each.get("type") != "null"]
     if "type" not in schema and variants:
         return {**schema, **_resolved(variants[0], root)}
@@ -101,7 +101,7 @@ def of_schema(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def typed(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Convert a value of a result to the type of an argument; None if that is impossible."""
+    """Convert a value from a result to the type of an argument; None if that is impossible."""
     kind, number = type_of(schema), number_of(str(value))
     if kind == "string":
         return str(value)

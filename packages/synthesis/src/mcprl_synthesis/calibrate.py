@@ -35,7 +35,7 @@ async def calibrate(request: Request, out: Path, names: Sequence[str], watcher: 
         raise NoReachableToolError(
             f"in {request.episodes} attempts each, {always} of {len(solved)} tasks were always solved and {never} "
             "never: no task is left to train on",
-            fix="raise --attempts, calibrate another model, or train with algorithm.warm_start first",
+            fix="raise --attempts, calibrate with another model, or train with algorithm.warm_start first",
         )
     for name, tasks in kept.items():
         if tasks:

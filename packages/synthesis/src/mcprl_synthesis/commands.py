@@ -32,7 +32,7 @@ _NAMES = SettingNames("the wording model", "--wording-endpoint", "--wording-mode
 
 
 class Hints(BaseModel):
-    """Hints of the user: values by `tool.argument` or by argument, and settings of servers as in a recipe."""
+    """The user's hints: values by `tool.argument` or by argument, and server settings as in a recipe."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,7 +67,7 @@ def synthesize(  # noqa: PLR0913 - each is an option of the command line
         Path | None, typer.Option("--cassette", help="Cassette for the calls; default: cassette.sqlite in --out.")
     ] = None,
     distractors: Annotated[
-        int, typer.Option("--distractors", min=0, help="Number of unneeded tools that each task offers.")
+        int, typer.Option("--distractors", min=0, help="Number of tools that each task offers but does not need.")
     ] = 3,
     wording_endpoint: Annotated[
         str | None,
@@ -107,7 +107,7 @@ def synthesize(  # noqa: PLR0913 - each is an option of the command line
     options: dict[str, Any] = {"count": count, "seed": seed, "hints": given.values, "distractors": distractors}
     console = Console(highlight=False)
     if bool(wording_endpoint) != bool(wording_model):
-        raise BadValueError("--wording-endpoint and --wording-model belong together", fix="give both, or neither")
+        raise BadValueError("--wording-endpoint and --wording-model go together", fix="give both, or neither")
     endpoint = (
         EndpointSettings(url=wording_endpoint, model=wording_model) if wording_endpoint and wording_model else None
     )
@@ -180,7 +180,7 @@ async def _run(
             figures = made.write(out)
     calls, replayed = made.world.cost.calls.total(), made.world.cost.replayed
     for line in (
-        f"{figures['tasks']} tasks of {figures['families']} families: {figures['train']} for training, "
+        f"{figures['tasks']} tasks of {figures['families']} kinds: {figures['train']} for training, "
         f"{figures['validation']} for validation",
         f"{figures['linked_share']:.0%} pass values between calls, {figures['several_servers_share']:.0%} use "
         f"several servers, {figures['writes_share']:.0%} write; {sum(figures['rejected'].values())} "
@@ -202,7 +202,7 @@ def _ask(console: Console, world: World, count: int, yes: bool) -> None:
         called += allowed
         calls = f"at most {call_limit(count)}" if allowed else "none: not read-only"
         table.add_row(words(tool.server), words(tool.name), calls)
-    console.print(table, "The calls of the tasks are repeated on two fresh servers.", sep="\n")
+    console.print(table, "To verify the tasks, their calls are made twice more, on fresh servers.", sep="\n")
     if not yes and not (sys.stdin.isatty() and typer.confirm("Call these tools?")):
         raise NoConsentError(
             f"calling {called} tools up to {call_limit(count)} times each needs your consent",
@@ -241,9 +241,9 @@ def import_recorded(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="Recorded conversations: a JSON list of rows, or one per line.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the project, new or empty.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the project; it must be new or empty.")],
     model: Annotated[
-        str | None, typer.Option(help="Model to train: a folder, or a name on the hub; default: Qwen/Qwen3-0.6B.")
+        str | None, typer.Option(help="Model to train: a folder, or a Hugging Face name; default: Qwen/Qwen3-0.6B.")
     ] = None,
 ) -> None:
     """Create a project from recorded conversations: tasks with proven checks, a cassette, demonstrations, a recipe."""

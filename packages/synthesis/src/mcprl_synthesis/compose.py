@@ -1,6 +1,6 @@
 """Composes tasks from proven links: plans of calls, their execution, and the wording of the question.
 
-Executing a plan gives the solution. From a server's texts, a question contains only proven values and the names of
+Executing a plan gives the solution. A question contains no text from servers, except proven values and the names of
 tools, arguments and fields.
 """
 
@@ -36,7 +36,7 @@ _NEAR: Final = 6  # a question does not count further down a list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A call. Its arguments are given in the question, or are fields of earlier results (step, ref)."""
+    """A call. Each argument is given in the question, or linked to a field of an earlier result (step, ref)."""
 
     tool: str
     given: tuple[tuple[str, Any], ...] = ()
@@ -45,10 +45,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """A proven write: after it, the probe shows the payload, or, with `removes`, no longer shows it.
+    """A proven write: after it, a read (the probe) shows the payload, or, with `removes`, no longer shows it.
 
-    `marks` are arguments that may have any value. `probed` are the probe's arguments; each is a value, or takes the
-    value of an argument of the write.
+    `marks` are arguments that may have any value. `probed` are the probe's arguments: each has a fixed value, or takes
+    the value of one of the write's arguments.
     """
 
     tool: str
@@ -65,7 +65,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Steps, and the answer: an operation on fields of their results. `over` is the argument that branches vary."""
+    """Steps, and the answer: an operation on fields of their results. In a join, `over` is the argument that varies."""
 
     shape: str
     steps: tuple[Step, ...]
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def family(self) -> str:
-        """An id of the kind of question, without its entities."""
+        """Identifies the kind of question, without its entities."""
         refs = {ref_words(kind_of(ref)) for _, ref in self.operands}
         return " ".join([self.shape, self.op, *dict.fromkeys(step.tool for step in self.steps), *sorted(refs)])
 
@@ -100,7 +100,7 @@ class Outcome:
 
 
 async def execute(plan: Plan, look: Look, catalog: Catalog) -> Outcome | str:
-    """Make the calls of a plan. Returns the reason if the plan has no answer."""
+    """Make the calls of a plan. Return the outcome, or the reason why the plan has no answer."""
     async with look.lease(None) as access:
         outcome = await _execute(plan, access, catalog)
         if plan.effect is None or isinstance(outcome, str):
@@ -164,14 +164,14 @@ def _answer(op: str, values: Sequence[str], named: Sequence[str]) -> tuple[str, 
 
 
 def _why_trivial(plan: Plan, calls: Sequence[ToolCall], links: Sequence[str], answer: str) -> str | None:
-    """Return why a plan is not a task: a link passes on what was given, or branches repeat a call."""
+    """Return why a plan is too trivial, for example because a linked value is already in the question, or None."""
     given = {str(value).casefold() for step in plan.steps for _, value in step.given}
     for link in links if plan.shape.startswith("chain") else ():
         if link.casefold() in given:
             return "a linked value is already in the question"
         given.add(link.casefold())
     if plan.op == "get" and answer.lstrip("#@").casefold() in {*given, *(link.casefold() for link in links)}:
-        return "the answer is a value of an earlier call"
+        return "the answer is an argument of one of the calls"
     if not all(map(safe, links)):
         return "a linked value is not a name"
     return "two calls are the same" if len({repr(call) for call in calls}) < len(calls) else None
@@ -196,11 +196,11 @@ class Composer:
                 self.follows.setdefault(source, []).append(slot)
 
     def held(self, kind: str, value: object) -> bool:
-        """Return True if an entity or a family is held out for validation."""
+        """Return True if an entity or a kind of question (a family) is held out for validation."""
         return derive_seed(self.seed, kind, str(value).casefold()) % (10 if kind == "family" else 5) == 0
 
     def entities(self, plan: Plan, links: Sequence[str]) -> list[str]:
-        """Return the values of a task that belong to one split. An argument with few values is not an entity."""
+        """Return a task's entities, which must be in one split: linked values, and values of varied arguments."""
         given = [
             str(value)
             for step in plan.steps
@@ -210,7 +210,7 @@ class Composer:
         return list(dict.fromkeys(value.casefold() for value in (*given, *links)))
 
     def draw(self, shape: str, stream: random.Random) -> Plan | None:
-        """Draw a plan of a shape; None if the draw leads to no plan."""
+        """Draw a plan of the given shape; None if the draw fails."""
         if shape in {"single", "chain"}:
             length = 1 if shape == "single" else stream.choice(_LENGTHS)
             # Most walks of a long chain end early.
@@ -218,7 +218,7 @@ class Composer:
         return self._compare(stream) if shape == "compare" else self._join(stream, linked=shape == "linked join")
 
     def _call(self, tool: str, stream: random.Random) -> Known | None:
-        """Return a call that worked and whose values are all proven, without defaults."""
+        """Return a call that worked with proven values only. Omit optional arguments that have their default value."""
         usable = [each for each in self.found.known.get(tool, ()) if self._is_proven(each)]
         if not usable:
             return None
@@ -277,7 +277,7 @@ class Composer:
         ]
 
     def _join(self, stream: random.Random, *, linked: bool) -> Plan | None:
-        """Draw an operation over calls with several values: given ones, or the entries of a list."""
+        """Draw an operation over several calls, one per value: given values, or the entries of a list."""
         op = stream.choice(("sum", "difference", "largest", "count"))
         number = 2 if op == "difference" else 4 if op == "count" else stream.choice((3, 4))
         slots = [slot for slot in self.values if len(self.values[slot]) >= number and self._numbers(slot[0])]
@@ -309,7 +309,7 @@ class Composer:
         return Plan(shape="linked join" if linked else "join", steps=tuple(steps), op=op, operands=operands, over=over)
 
     def _compare(self, stream: random.Random) -> Plan | None:
-        """Draw a comparison of two tools that know the same entity, on two servers if there are such."""
+        """Draw a comparison of two tools that know the same entity, on different servers if possible."""
         slots = [slot for slot, values in self.found.proven.items() if values and self._numbers(slot[0])]
         pairs = [(one, two) for one in slots for two in slots if one[0] < two[0]]
         apart = [pair for pair in pairs if self.catalog[pair[0][0]].server != self.catalog[pair[1][0]].server]

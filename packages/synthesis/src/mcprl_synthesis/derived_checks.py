@@ -1,8 +1,8 @@
 """Derives a task's goal from a recorded conversation, and proves it with the reward code of a run.
 
-There are three kinds of checks: call arguments that follow from the question, values in the answer that tools returned,
+There are three kinds of checks: call arguments given by the question, values in the answer that tools returned,
 and the content and target of writes. A check is kept only if `prove` accepts it: the recorded calls and answer score 1,
-an empty episode scores 0, and cheap policies score at most `CHEAP`.
+an empty episode scores 0, and trivial policies score at most `CHEAP`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REWARDS: Final = RewardsConfig(answer=2.0, state=1.0, calls=0.25, arguments=0.25
 recorded calls do not show how few are needed.
 """
 CHEAP: Final = 0.5
-"""The highest reward that a cheap policy may get on a proven task."""
+"""The highest reward that a trivial policy may get on a proven task."""
 
 _MAX_FACTS = 6
 _SHARE = 0.6
@@ -75,7 +75,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A recorded conversation. `answer` is None if there is none, `ended_on_tool` if the last message is a tool result.
+    """A recorded conversation. `ended_on_tool` is True if its last message is a tool result; `answer` may be None.
 
     `defaults` has the default of each argument, by tool and argument.
     """
@@ -102,7 +102,7 @@ class Conversation:
 
 
 class Corpus:
-    """All conversations of an import: the argument values that names refer to, and the number of answers per word."""
+    """A set of conversations. Tells which argument values a name refers to, and whether few answers use a word."""
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
         self.conversations = conversations
@@ -150,7 +150,7 @@ def _entities(question: str) -> set[str]:
 
 
 def determined(conversation: Conversation, call: Call, corpus: Corpus) -> dict[str, Any]:
-    """Return the arguments of a call whose values follow from the question."""
+    """Return those arguments of a call whose values can be derived from the question."""
     question = conversation.question
     names, numbers = _entities(question), numbers_in(question)
     named = {value for name in names for value in corpus.values_of(name)}
@@ -179,9 +179,9 @@ class _Fact:
 
 
 def _facts(text: str, conversation: Conversation, corpus: Corpus) -> list[_Fact]:
-    """Return the values of a text that a tool returned and that are not in the question, most specific first.
+    """Return the values in a text that a tool returned and that are not in the question, most specific first.
 
-    If some of them have a label with words of the question, only those are returned.
+    If several of them have a label that shares words with the question, only those are returned.
     """
     question = conversation.question
     asked = {word.casefold()[:_STEM] for word in _WORD.findall(question)}
@@ -270,7 +270,7 @@ def _word_facts(
 
 
 def _some_of(facts: Sequence[_Fact], text: str, results: str, *, share: float) -> ExpectedText:
-    """Return a check that requires most of the facts, and allows fewer numbers than the results have."""
+    """Return a check that requires this share of the facts. Its number checks fail a text with too many numbers."""
     own = len(set(numbers_in(text)))
     limit = max(own, min(max(2 * own, own + 4), len(set(numbers_in(results))) - 1))
     checks = tuple(_limited(fact.check, limit) for fact in facts)
@@ -293,7 +293,7 @@ def _limited(check: ExpectedText, limit: int) -> ExpectedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """The result for a conversation. `failed` is why it is not an example; `lacks` lists what could not be checked.
+    """The result for a conversation. `failed` says why it cannot be used; `lacks` lists what could not be checked.
 
     `calls` and the answer solve the task: the calls that worked, without writes that the question does not ask for.
     `goal` is None if nothing is proven. `scores` are the rewards of the policies that `prove` tried.
@@ -382,7 +382,7 @@ def _goal(
     if conversation.answer is not None and facts:
         answer = _some_of(facts[:_MAX_FACTS], conversation.answer, results, share=share)
     elif conversation.answer is not None:
-        lacks.append("the answer contains no value that comes from a tool rather than the question")
+        lacks.append("the answer contains no value that a tool returned, except values from the question")
     writes: list[ExpectedWrite] = []
     sources = {fact.source for fact in facts[:_MAX_FACTS]}
     for call in asked:
@@ -407,7 +407,7 @@ def _goal(
         if (arguments or needed) and want not in expected and len(expected) < _MAX_CALLS:
             expected.append(want)
     if not any(call.arguments for call in expected):
-        lacks.append("no argument follows from the question")
+        lacks.append("no argument can be derived from the question")
     if answer is None and not writes:
         return None, lacks
     goal = Goal(answer=answer, calls=tuple(expected), in_any_order=True, writes=tuple(writes))
@@ -418,7 +418,7 @@ def _goal(
 
 
 def prove(goal: Goal, conversation: Conversation, calls: Sequence[Call], corpus: Corpus) -> dict[str, float]:
-    """Return the reward of each test policy: the recorded one, an empty one, perturbed ones and cheap ones."""
+    """Return the reward of each test policy: the recorded one, an empty one, and perturbed and trivial ones."""
     answer, question = conversation.answer, conversation.question
     others = [c for c in corpus.conversations if c.question != question]
     listed = ", ".join(str(n) for call in conversation.worked for n in numbers_in(call.text))

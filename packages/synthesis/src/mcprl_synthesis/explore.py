@@ -1,7 +1,7 @@
 """Finds argument values that tools accept, and proves links between tools.
 
-A value is proven for an argument if the tool accepts it, a junk value of the same shape gets no answer or a "not found"
-answer, and a repeated call gives the same result. A source of values (a kind of field in the results of a tool) is
+A value is proven for an argument if the tool accepts it, junk values of the same shape get an error or a "not found"
+result, and a repeated call returns the same fields. A source of values (a kind of field in the results of a tool) is
 linked to an argument if some of its values are proven.
 """
 
@@ -54,7 +54,7 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A call that worked, with the values of its result by ref."""
+    """A call that worked, with the values of its result keyed by ref."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Exploration:
     options: dict[Slot, list[Any]] = field(default_factory=dict[Slot, list[Any]])
 
     def labels(self, tool: str) -> dict[Ref, list[str]]:
-        """Return the values of each ref of a tool whose name is in the results of two different calls."""
+        """Return the values of a tool's results by ref. Refs that do not reliably name a value are left out."""
         found: dict[Ref, list[str]] = {}
         for known in self.known.get(tool, ()):
             for ref, value in known.fields.items():
@@ -82,7 +82,7 @@ class Exploration:
         return {ref: values for ref, values in found.items() if self._names(ref, values, calls, heads)}
 
     def ordered(self, tools: Sequence[Tool]) -> Exploration:
-        """Return the same, sorted by tool: in the order of the catalog, whichever server answered first."""
+        """Return a copy in the order of the catalog, so that it does not matter which server responded first."""
         place = {"": -1} | {tool.name: number for number, tool in enumerate(tools)}
         return Exploration(
             pool=_sorted(self.pool, place),
@@ -93,7 +93,7 @@ class Exploration:
         )
 
     def _names(self, ref: Ref, values: Sequence[str], calls: int, heads: Collection[str]) -> bool:
-        """Return True if a ref names a value: labels are the same in all results, heads of entries are not."""
+        """Return True if a ref reliably names a value: a label recurs and is not a proven value; list entries vary."""
         if ref[1].isdigit():
             return ref[0] == "part" or calls == 1 or len(set(values)) > 1
         return (len(values) > 1 or ref[0][-1:].isdigit()) and ref[1].casefold() not in heads
@@ -154,14 +154,14 @@ class _Explorer:
         return self.found
 
     def offer(self, offered: Mapping[str, Sequence[str]]) -> None:
-        """Add values that no call showed, by the name of an argument."""
+        """Add, for each argument, candidate values that no call returned."""
         for name, values in offered.items():
             self.found.pool.setdefault(("", ("offered", name)), {}).update(dict.fromkeys(filter(safe, values)))
 
     async def rounds(self) -> None:
-        """Reach tools with the values that were known before the round, until no more become known.
+        """Explore in rounds, each with the values that were known before it, until a round finds nothing new.
 
-        All servers are called at the same time. What a round finds does not depend on which answers first.
+        All servers are called at the same time. What a round finds does not depend on which one responds first.
         """
         tools: dict[str, list[Tool]] = {}
         for tool in self.world.catalog:
@@ -298,7 +298,7 @@ class _Explorer:
 
 
 def _near_first(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield combinations, those with the most likely values first."""
+    """Yield combinations of values, the most likely first."""
     indices = product(*(range(len(each)) for each in choices))
     for places in sorted(islice(indices, 5000), key=lambda places: (sum(places), places)):
         yield tuple(each[place] for each, place in zip(choices, places, strict=True))
@@ -309,13 +309,13 @@ async def explore(
 ) -> Exploration:
     """Call read-only tools with values that become known on the way, and prove links.
 
-    `propose` is asked for values of arguments of tools that were not reached.
+    `propose` is asked for argument values of tools for which no call worked.
     """
     return await _Explorer(world, hints, seed, entities).run(propose)
 
 
 def unreached(world: World, found: Exploration) -> dict[str, list[str]]:
-    """Return the read-only tools that never answered, each with its required arguments."""
+    """Return the read-only tools for which no call worked, each with its required arguments."""
     return {tool.name: required(tool) for tool in world.catalog if tool.read_only and not found.known.get(tool.name)}
 
 

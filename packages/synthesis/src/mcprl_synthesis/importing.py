@@ -112,7 +112,7 @@ def reads_by_name(tool: str) -> bool:
 
 
 def tells_of_an_error(call: RecordedCall) -> bool:
-    """Return True if the log marks the call as failed or its answer looks like an error."""
+    """Return True if the log marks the call as failed or its result looks like an error."""
     return call.failed or any(rule.search(call.text, 0, SEARCHED_CHARS) for rule in _ERRORS)
 
 
@@ -240,7 +240,7 @@ def tool_definitions(
 
 
 def _record_calls(calls: Iterable[ClassifiedCall], cassette: Cassette) -> None:
-    """Record answers in the order of the logs, so that lookups find the last one."""
+    """Record results in the order of the logs, so that lookups find the last one."""
     answers: dict[tuple[str, str, str], tuple[Mapping[str, Any], dict[str, None]]] = {}
     for call in calls:
         if call.tool is None or call.verdict is not Verdict.REPLAYABLE:

@@ -70,7 +70,7 @@ def kind_of(ref: Ref) -> Ref:
 
 
 def fields_of(text: str) -> dict[Ref, str]:
-    """Return the values of a result that have a name."""
+    """Return the named values of a result."""
     try:
         value = _parsed(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -81,7 +81,7 @@ def fields_of(text: str) -> dict[Ref, str]:
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of JSON, or of a list or dictionary as Python prints it."""
+    """Parse JSON, or a list or dictionary as Python prints it."""
     try:
         return json.loads(text)
     except ValueError:
@@ -91,9 +91,9 @@ def _parsed(text: str) -> Any:
 
 
 def _fields_of_json(value: Any) -> Iterator[tuple[Ref, str]]:
-    """Yield leaves under their own key if it is unique, and the entries of lists of objects or texts.
+    """Yield leaves under their own key if it is unique, and the entries of lists of objects or strings.
 
-    The entries of a single list are called entries, those of several lists by their keys.
+    If there is only one list, its entries are called "entry"; otherwise, they are called by the key of their list.
     """
     leaves: list[tuple[str, str]] = []
     lists: list[tuple[str, list[Any]]] = []
@@ -158,7 +158,7 @@ def _fields_of_text(text: str) -> dict[Ref, str]:
 
 
 def _entries(lines: list[str]) -> list[tuple[str, str]]:
-    """Return the head and the rest of each line of the list in a text: its lines begin alike, at least two of them."""
+    """Find a list in a text: two or more lines that begin alike. Return the head and the rest of each line."""
     by_form: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for line in lines:
         if match := _HEAD.match(line):
@@ -200,7 +200,7 @@ def number_of(value: str) -> Decimal | None:
 
 
 def expected(value: str, *, at_most: int | None = 4) -> ExpectedText | None:
-    """Return the check of an answer with this value; None if the value is not suitable as an answer."""
+    """Return the check for an answer with this value; None if the value is not suitable as an answer."""
     number = number_of(value)
     if number is not None:
         exponent = int(number.as_tuple().exponent)

@@ -68,9 +68,9 @@ seed: 7
 engine: vllm                # or transformers: slower, but works without vLLM
 
 model:
-  path: Qwen/Qwen3-0.6B     # a name on the hub, or a folder (./…, ../… or /…)
-  renderer: auto            # chosen by the name on the hub; for a folder, set the family: qwen3, chatml, template, …
-  thinking: false           # answer without thinking; only for families that support both, such as qwen3
+  path: Qwen/Qwen3-0.6B     # a Hugging Face name, or a folder (./…, ../… or /…)
+  renderer: auto            # chosen by the Hugging Face name; for a folder, set it: qwen3, chatml, template, …
+  thinking: false           # answer without thinking; only for models that can do both, such as Qwen3
   context_tokens: 8192      # recorded results are long
 
 tasks:
@@ -137,8 +137,8 @@ class ImportedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedProject:
-    """The result of an import. `worlds` has where the calls of each tool go; `unreadable` has what was left out and
-    why.
+    """The result of an import. `worlds` says what answers the calls to each tool; `unreadable` lists what was left out
+    and why.
 
     ImportedProject(folder=Path("quotes"), rows=(ImportedRow(…), …), worlds={"get_quote": "recorded"}, unreadable=())
     """
@@ -236,9 +236,9 @@ def import_project(files: Sequence[Path], out: Path, model: str = DEFAULT_MODEL)
 def _worlds(
     tools: Mapping[str, Tool], shipped: Collection[str], recorded: Collection[tuple[str, str]]
 ) -> dict[str, str]:
-    """Return what answers the calls of each tool: the recordings, or a server that comes with mcprl.
+    """Return what answers the calls to each tool: the recordings, or a server that comes with mcprl.
 
-    A server of mcprl is used if one of its tools writes, because the effects of writes are not recorded.
+    Such a server is used if one of its tools writes, because the effects of writes are not recorded.
     """
     started = {tool.server for tool in tools.values() if not tool.read_only and tool.server in shipped}
     return {
@@ -277,7 +277,7 @@ def _with_own_ids(read: Sequence[_Read]) -> list[_Read]:
 
 
 def _task(value: Any, messages: Sequence[Any], found: Recordings) -> Task:
-    """Return a row's task without its goal: from SkyRL's format, or from the messages before the first answer."""
+    """Return a row's task without its goal. It is read from SkyRL's format, or the messages before the first answer."""
     if is_skyrl_row(value):
         return task_of_row(value)[0]
     prompt: list[Message] = []
@@ -369,7 +369,7 @@ def _derived(
 
 
 def _with_goal(task: Task, conversation: Conversation, derived: Derived, usable: Sequence[str]) -> Task:
-    """Return the task with its goal, its solution and those of its tools that can answer."""
+    """Return the task with its goal, its solution, and only those of its tools whose calls can be answered."""
     if derived.goal is None:
         return task
     solution = None
@@ -397,7 +397,7 @@ def _split(rows: Sequence[ImportedRow]) -> list[ImportedRow]:
         split, question = "validation" if row.task.id in held else "train", normalised_question(row.task)
         lacking = {call.tool for call in row.derived.calls} - set(row.task.tools or ())
         if lacking:
-            note = f"no recording and no server of mcprl can answer calls of {', '.join(sorted(lacking))}"
+            note = f"neither a recording nor one of mcprl's servers can answer calls to {', '.join(sorted(lacking))}"
         elif split == "train" and question in asked:
             note = "a validation task asks the same question"
         elif (split, question) in seen:

@@ -1,4 +1,4 @@
-"""Reads recorded conversations: the tool calls in them and their answers.
+"""Reads recorded conversations: the tool calls in them and their results.
 
 A file holds rows, as a JSON list or one per line. A row is a list of messages, or an object with such a list as
 "prompt", "messages" or "extra_info.original_conversation"; it may list its tools as "tools". `mcprl.conversations`
@@ -27,7 +27,7 @@ _MAX_BROKEN = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedTool:
-    """A tool definition found in a text. `read_only` is None if the text has no such hint, which is usual.
+    """A tool definition from a file or a prompt. `read_only` is None if there is no such hint, as is usual.
 
     ListedTool(definition=ToolDefinition(name="now", description="The time.", parameters={"type": "object"}))
     """
@@ -118,7 +118,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """A call and its answer. `failed` means that the log marks it as failed; if False, the text may still be an error.
+    """A call and its result. `failed` means that the log marks it as failed; if False, the text may still be an error.
 
     RecordedCall(tool="fmp_get_quote", arguments={"symbol": "AAPL"}, text="Price: $213.88",
                  place=Place(file="train.json", row=3, message=5))
@@ -135,7 +135,7 @@ class RecordedCall:
 class Unreadable:
     """A part of a log that could not be parsed, and why.
 
-    Unreadable(place=Place(file="train.json", row=3, message=5), why="the call has no answer")
+    Unreadable(place=Place(file="train.json", row=3, message=5), why="the call has no result")
     """
 
     place: Place
@@ -230,7 +230,7 @@ def conversations_of(row: Any, place: Place, found: Recordings) -> Iterator[list
 
 
 def read_conversation(conversation: list[Any], row: Place, found: Recordings, prompts_read: set[str]) -> None:
-    """Collect calls until their answers follow, then pair them. One message may make several calls."""
+    """Collect calls until their results follow, then pair them. One message may make several calls."""
     calls: list[tuple[Place, WrittenCall]] = []
     answers: list[tuple[Place, WrittenAnswer]] = []
     for number, value in enumerate(conversation, start=1):
@@ -258,7 +258,7 @@ def read_conversation(conversation: list[Any], row: Place, found: Recordings, pr
 def _pair(
     calls: list[tuple[Place, WrittenCall]], answers: list[tuple[Place, WrittenAnswer]], found: Recordings
 ) -> None:
-    """Match calls and answers by id, or in order if there are equally many of both."""
+    """Match calls and results by id, or in order if there are equally many of both."""
     by_id = {answer.id: answer for _, answer in answers if answer.id is not None}
     called = {call.id for _, call in calls if call.id is not None}
     rest_of_answers = [(place, answer) for place, answer in answers if answer.id not in called]
@@ -271,19 +271,19 @@ def _pair(
         elif agree:
             _keep(place, call, next(in_order)[1], found)
         else:
-            many = f"{len(rest_of_calls)} calls cannot be matched with {len(rest_of_answers)} answers"
-            why = many if rest_of_answers else "the call has no answer"
+            many = f"{len(rest_of_calls)} calls cannot be matched with {len(rest_of_answers)} results"
+            why = many if rest_of_answers else "the call has no result"
             found.unreadable.append(Unreadable(place=place, why=call.problem or why))
     if rest_of_answers and not rest_of_calls:
         found.unreadable.extend(
-            Unreadable(place=place, why="the answer does not belong to a call") for place, _ in rest_of_answers
+            Unreadable(place=place, why="the result does not belong to a call") for place, _ in rest_of_answers
         )
 
 
 def _keep(place: Place, call: WrittenCall, answer: WrittenAnswer, found: Recordings) -> None:
     problem = call.problem or answer.problem
     if problem is None and answer.name is not None and answer.name != call.name:
-        problem = f"the call is to {call.name!r}, but its answer is from {answer.name!r}"
+        problem = f"the call is to {call.name!r}, but its result is from {answer.name!r}"
     if problem is not None or call.arguments is None:
         found.unreadable.append(Unreadable(place=place, why=problem or "the call has no arguments"))
         return

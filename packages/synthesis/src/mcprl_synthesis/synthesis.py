@@ -44,7 +44,7 @@ def call_limit(count: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthesis:
-    """The outcome: verified tasks, and the exploration."""
+    """The outcome of a synthesis: the verified tasks, and the exploration."""
 
     world: World
     found: Exploration
@@ -52,7 +52,7 @@ class Synthesis:
     drafts: tuple[Draft, ...]
 
     def write(self, out: Path) -> dict[str, Any]:
-        """Write the task files and the report; return its figures."""
+        """Write the task files and the report, and return the report's figures."""
         for held, name in ((False, "train.jsonl"), (True, "validation.jsonl")):
             if tasks := [draft.task for draft in self.drafts if draft.held == held]:
                 write_tasks(tasks, out / name)
@@ -96,18 +96,18 @@ class Synthesis:
         yield from _table("tasks by number of calls", figures["by_calls"])
         yield from _table("reason for rejection", figures["rejected"])
         if figures["wordings"]:
-            yield from _table("questions that the model reworded", figures["wordings"])
+            yield from _table("outcome of rewording", figures["wordings"])
         yield from self._tools()
-        yield "## Links\n\nA tool at the end of an arrow accepts values of the field, but not junk of the same shape.\n"
+        yield "## Links\n\nAn arrow points to a tool that accepts values of the named field, but not similar junk.\n"
         yield "```mermaid\ngraph LR"
         yield from (f'  {one} -->|"{label}"| {two}' for one, two, label in self._links())
         yield "```\n"
-        ahead = ", ".join(figures["clock_a_day_ahead"]) or "no server"
-        yield f"The solutions were also played with the clock a day ahead, for: {ahead}.\n"
+        ahead = ", ".join(figures["clock_a_day_ahead"]) or "none"
+        yield f"Servers on which the solutions were also played with the clock a day ahead: {ahead}.\n"
         if figures["volatile"]:
             yield "Fields that change over time, so no task asks for them: " + ", ".join(figures["volatile"]) + ".\n"
         if figures["unreached"]:
-            yield "## Tools that need hints\n\nWrite values into a file for `--hints`:\n\n```yaml\nvalues:"
+            yield "## Tools that need hints\n\nAdd values to this file, and pass it with `--hints`:\n\n```yaml\nvalues:"
             for tool, names in figures["unreached"].items():
                 yield from (f"  {tool}.{name}: []" for name in names)
             yield "```\n"
@@ -120,7 +120,7 @@ class Synthesis:
 
     def _tools(self) -> Iterator[str]:
         used = Counter(call.name for draft in self.drafts for call in draft.outcome.calls)
-        yield "## Tools\n\n| tool | server | | calls to explore and verify | known calls | calls in solutions |"
+        yield "## Tools\n\n| tool | server | | calls to explore and verify | calls that worked | calls in solutions |"
         yield "|---|---|---|---|---|---|"
         for tool in self.world.catalog:
             state = "writes" if self.world.may_call(tool) else "not called: not read-only"
@@ -166,7 +166,7 @@ async def synthesize(
     writer: Writer | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Synthesis:
-    """Explore, compose and verify until there are `count` tasks or nothing new is found."""
+    """Explore, compose and verify until there are `count` tasks, or until nothing new is found."""
     world.limit_per_tool = call_limit(count)
     progress("exploring")
     propose = None if writer is None else writer.propose
@@ -181,7 +181,7 @@ async def synthesize(
     if not verifier.rejected and not drafts:
         reached = ", ".join(tool for tool, known in found.known.items() if known)
         raise NoReachableToolError(
-            f"nothing can be asked about the results of {reached}",
+            f"no question can be made from the results of {reached}",
             fix="pass more values with --hints, five for each argument; results must be JSON, `Label: value` lines or "
             "simple lists",
         )
@@ -190,7 +190,7 @@ async def synthesize(
             f"of {verifier.rejected.total()} candidate tasks, none could be verified ("
             + ", ".join(f"{reason}: {number}" for reason, number in verifier.rejected.most_common(3))
             + ")",
-            fix="pass values of more arguments with --hints; each tool needs several values that it accepts",
+            fix="use --hints to give values for more arguments; each argument needs several valid ones",
         )
     drafts = _share(drafts, count)
     if writer is not None:
@@ -208,16 +208,16 @@ def _no_tool(world: World, found: Exploration) -> NoReachableToolError:
         names = ", ".join(tool.name for tool in world.catalog)
         return NoReachableToolError(
             f"none of the tools is declared read-only: {names}",
-            fix="name those that only read in a YAML file, `settings: {SERVER: {read_only: [TOOL, …]}}`, for --hints",
+            fix="declare read-only tools in a YAML file for --hints: `settings: {SERVER: {read_only: [TOOL, …]}}`",
         )
     return NoReachableToolError(
-        f"no tool can be called with the known values: {lacking}",
+        f"no tool can be called with the values known so far; missing: {lacking}",
         fix="write values into a YAML file, `values: {ARGUMENT: [VALUE, …]}`, and pass it with --hints",
     )
 
 
 def _refusal(world: World, tool: str) -> str:
-    """Return why a tool is no longer called, or what it answered to a call that did not work."""
+    """Return why a tool is no longer called, or else its response to a call that failed."""
     answer = world.cost.refused.get(tool, "")
     return world.cost.stopped.get(tool) or (shorten(f"it answered: {answer}", _SHOWN) if answer else "")
 
@@ -235,7 +235,7 @@ def _share(drafts: Sequence[Draft], count: int) -> tuple[Draft, ...]:
 
 @dataclass(slots=True)
 class _Filler:
-    """Draws and verifies plans, by shape, until there are enough. A shape that yields nothing leaves its share."""
+    """Draws and verifies plans, by shape, until there are enough. Other shapes replace a shape that yields nothing."""
 
     verifier: Verifier
     effects: Sequence[Effect]
@@ -264,7 +264,7 @@ class _Filler:
             progress(f"{len(verifier.drafts)} of {self.count} tasks, {verifier.rejected.total()} candidates rejected")
 
     def _draw(self, shape: str, wanted: int, number: int) -> list[Plan]:
-        """Draw plans of a shape that were not drawn before, of families that have not had their share."""
+        """Draw new plans of a shape. Kinds of questions that already have their share of tasks are skipped."""
         stream = random.Random(derive_seed(self.seed, "draw", shape, number))
         plans: list[Plan] = []
         here: Counter[str] = Counter()

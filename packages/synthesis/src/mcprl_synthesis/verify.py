@@ -1,9 +1,9 @@
 """Verifies tasks by execution. A task is kept only if it passes every check; rejections are counted by reason.
 
-The solution earns 1.0 on two fresh servers, with the same values, at least a minute and, if libfaketime is installed, a
-day apart; doing nothing earns 0; changing an argument changes the answer and earns less than 1; the cheap policies of
-`mcprl tasks import` earn at most half; the question reveals neither the answer nor a value passed between calls; no
-other task asks the same question.
+The solution earns 1.0 with the same values on two sets of fresh servers, which start at least a minute apart and, with
+libfaketime, have clocks a day apart; doing nothing earns 0; changing an argument changes the answer and earns less than
+1; the trivial policies that `mcprl tasks import` also tries earn at most half; the question reveals neither the answer
+nor a value passed between calls; no other task asks the same question.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Draft:
 
 @dataclass(slots=True)
 class Verifier:
-    """Turns plans into tasks. `rejected` counts candidates by reason; `volatile` names fields that change."""
+    """Turns plans into tasks. `rejected` counts candidates by reason; `volatile` names fields that change over time."""
 
     world: World
     composer: Composer
@@ -84,7 +84,7 @@ class Verifier:
         return drafts
 
     def _kept(self, outcomes: Iterable[Draft | str]) -> list[Draft]:
-        """Return the drafts; count the reasons against the others."""
+        """Return the drafts that passed, and count the reasons why the others failed."""
         listed = list(outcomes)
         self.rejected.update(each for each in listed if isinstance(each, str))
         return [each for each in listed if not isinstance(each, str)]
@@ -103,7 +103,7 @@ class Verifier:
             return "its entities are from both training and validation"
         held = sides == {True} or (not sides and composer.held("family", plan.family))
         if not held and composer.held("family", plan.family):
-            return "a held-out family of questions about training entities"
+            return "a held-out kind of question about training entities"
         named = derive_seed(self.seed, "style", plan.family, repr(plan))
         styles = HELD_STYLES if held and named % 2 else STYLES
         asked = question(plan, styles[named // 2 % len(styles)])
@@ -170,7 +170,7 @@ class Verifier:
         return Goal(calls=calls, in_any_order=True, state=(state,))
 
     async def _depends(self, draft: Draft) -> str | None:
-        """Check that each given argument matters: with other proven values, the answer is another, and not rewarded."""
+        """Check that each given argument matters: other proven values give another answer, which earns less than 1."""
         plan, look = draft.plan, self.world.look(0)
         for place, step in enumerate(plan.steps):
             for name, value in step.given:
@@ -193,7 +193,7 @@ class Verifier:
         return (await play(draft.task, self.world.look(0), calls, answer, REWARDS)).reward
 
     async def _resists_cheap_writes(self, draft: Draft) -> str | None:
-        """Write the question, all results, or a wrong value, instead of what was asked."""
+        """Check that writing the question, all results, or a wrong value earns at most `CHEAP`."""
         effect, (*reads, write) = draft.plan.effect, draft.outcome.calls
         assert effect is not None
         assert draft.outcome.probed is not None
@@ -223,7 +223,7 @@ class Verifier:
         return stream.sample(values, min(_OTHER_VALUES, len(values)))
 
     async def _plays(self, look: Look, draft: Draft) -> str | None:
-        """Play the solution and nothing on fresh servers. The fields that are asked for must have the same values."""
+        """Play the solution, then an empty episode, on fresh servers. The fields used must have the same values."""
         task, solution = draft.task, draft.outcome
         trial = await play(task, look, solution.calls, solution.answer, REWARDS)
         seen = [turn.observations[0].text for turn in trial.turns if turn.observations]
@@ -231,7 +231,7 @@ class Verifier:
             before = fields_of(solution.seen[place].text).get(ref)
             now = fields_of(seen[place]).get(ref) if place < len(seen) else None
             if now is None:
-                return "a call returns something else on fresh servers"
+                return "a call returns a different result on fresh servers"
             if now != before:
                 self.volatile.add(f"{draft.plan.steps[place].tool}: {' '.join(ref)}")
                 return "a field is volatile"
@@ -241,7 +241,7 @@ class Verifier:
         return None if idle.reward == 0.0 else "doing nothing earns a reward"
 
     async def recheck(self, draft: Draft) -> str | None:
-        """Check a task whose question was reworded: everything that the question can change."""
+        """Recheck everything that a new wording of the question can change."""
         key = normalised_question(draft.task)
         if key in self._asked:
             return "a duplicate"
@@ -254,7 +254,7 @@ class Verifier:
         return why
 
     def _resists(self, draft: Draft, corpus: Corpus) -> str | None:
-        """Check the policies of `mcprl tasks import`: those that should earn 1 and 0, and the cheap ones."""
+        """Try the policies of `mcprl tasks import`: those that should earn 1 or 0, and trivial ones."""
         if draft.task.goal.answer is None:
             return None
         conversation = conversation_of(draft)
@@ -304,7 +304,7 @@ def common_word(probed: tuple[Seen, Seen], value: str) -> str | None:
 
 
 def whole_arguments(tool: Tool, written: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call that `made` determines completely."""
+    """Return the arguments of a call that are already complete with only the values in `made`."""
     whole = shaped(tool, written)
     return {name: value for name, value in shaped(tool, made).items() if whole[name] == value}
 

@@ -1,9 +1,9 @@
-"""The calls of a synthesis. They are recorded in a cassette, so that a second run makes none, and writes are refused.
+"""Makes the calls of a synthesis, and records them in a cassette, so that a second run makes none.
 
-A `Look` is the world on fresh servers: look 0 explores, looks 1 and 2 verify; the clock of look 2 is a day ahead, if
-libfaketime is installed. It leases tools to episodes, like a toolbox. The answer to a call may depend on the writes to
-the same server earlier in the episode, so they are part of its key. Servers start at the first call that is not
-recorded.
+A `Look` is the world on its own fresh servers: look 0 explores, looks 1 and 2 verify. The clock of look 2 is a day
+ahead if libfaketime is installed. A look leases tools to episodes, like a toolbox, but refuses writes that the user has
+not allowed. The result of a call may depend on the episode's earlier writes to the same server, so these writes are
+part of the recorded call's key. Servers start at the first call that is not recorded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _A_DAY_AHEAD: Final = {"FAKETIME": "+1d", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The answer to a call. `worked` is False for errors, results that were cut, and calls that were not made."""
+    """The result of a call. `worked` is False for errors, truncated results, and calls that were not made."""
 
     worked: bool
     text: str
@@ -49,7 +49,7 @@ class Seen:
 @dataclass(slots=True)
 class Cost:
     """The cost of a run's calls. `stopped` has the reason for each tool that is no longer called, `refused` the first
-    answer of a tool to a call that did not work. `asked` counts the different calls of all looks, made or replayed."""
+    response to a failed call of each tool. `asked` counts the different calls of all looks, made or replayed."""
 
     calls: Counter[str] = field(default_factory=Counter[str])
     asked: Counter[str] = field(default_factory=Counter[str])
@@ -62,8 +62,8 @@ class Cost:
 
 
 class World:
-    """The servers of a synthesis, and the record of their answers. The servers of look 2 start at least `apart_s` after
-    those of look 1. `ahead` names those whose clock is a day ahead."""
+    """The servers of a synthesis, and their recorded results. The servers of look 2 start at least `apart_s` later than
+    those of look 1. `ahead` names the servers of look 2 whose clock is a day ahead."""
 
     catalog: Catalog
     recorded_on: date
@@ -111,7 +111,7 @@ class World:
         return self
 
     def noted(self, kind: str, name: str, text: str | None) -> str:
-        """Return a note of the cassette; record `text` if there is none."""
+        """Return a note from the cassette. If there is none, record `text` as the note."""
         place = (_JOURNAL, kind, name, dict[str, Any]())
         found = self.cassette.find(*place)
         if found is None and text is not None:
@@ -122,7 +122,7 @@ class World:
         await self.stack.aclose()
 
     def _recorded(self) -> dict[str, dict[str, list[Any]]]:
-        """Return the values of arguments in the calls of recorded conversations, by server."""
+        """Return the argument values of calls that were recorded earlier, by server and argument."""
         found: dict[str, dict[str, list[Any]]] = {}
         servers = {tool.name: tool.server for tool in self.catalog}
         for each in self.cassette.recordings():
@@ -133,7 +133,7 @@ class World:
         return found
 
     async def _offered(self, spec: ServerSpec, recorded: Mapping[str, Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
-        """Return what a server lists besides its tools, and what conversations that were recorded before asked it."""
+        """Return values that a server lists besides its tools, and argument values of its earlier recorded calls."""
         if not (known := self.noted("offered", spec.name, None)):
             log = self.log_dir / f"{spec.name}-offered.log"
             values: dict[str, list[Any]] = {**await offered_values(spec, log, deadline_s=START_S)}
@@ -183,7 +183,7 @@ class Look:
             self.started_at = time.monotonic()
 
     async def _toolbox(self) -> Toolbox:
-        """Start the servers; for the last look with their clocks a day ahead, if they start so."""
+        """Start the servers. For the last look, set their clocks a day ahead if they can start that way."""
         stack, specs, logs = self.world.stack, self.world.specs, self.world.log_dir
         ahead = tuple(map(_a_day_ahead, specs)) if self.number == _LAST_LOOK else specs
         shifted = [spec.name for spec, other in zip(specs, ahead, strict=True) if spec != other]
@@ -206,12 +206,12 @@ class Look:
             yield Access(self, self.world.catalog.select(tool_names), stack, lives_s)
 
     async def read(self, tool: str, arguments: Mapping[str, Any], *, again: int = 0) -> Seen:
-        """Call a read-only tool with flat arguments: once, and once more for each number in `again`."""
+        """Call a read-only tool with flat arguments. Equal calls are made once; a different `again` repeats a call."""
         async with self.lease(None) as access:
             return await access.see(tool, shaped(self.world.catalog[tool], arguments), again=again)
 
     async def answer(self, tool: Tool, key: Mapping[str, Any], make: _Make) -> Seen:
-        """Return the recorded answer, or make the call and record it. Equal calls are made once."""
+        """Return the recorded result, or make the call and record it. Equal calls are made once."""
         name = canonical_json([tool.name, key])
         if name not in self._flights:
             self.world.cost.asked[tool.name] += 1
@@ -266,7 +266,7 @@ class Look:
 
 
 def _a_day_ahead(spec: ServerSpec) -> ServerSpec:
-    """Return a server that starts with its clock a day ahead; the same, if mcprl cannot do that."""
+    """Return a server that starts with its clock a day ahead, or the same server if that is not possible."""
     library = next((str(path) for pattern in _FAKETIME for path in Path("/usr").glob(pattern)), None)
     if library is None or not (spec.command or spec.settings.start):
         return spec
@@ -289,12 +289,12 @@ class Access:
         self._made: Counter[str] = Counter()
 
     async def see(self, name: str, arguments: Mapping[str, Any], *, again: int = 0) -> Seen:
-        """Make one call, or return its recorded answer."""
+        """Make one call, or return its recorded result."""
         look, tool = self._look, self._look.world.catalog[name]
         if not look.world.may_call(tool):
             raise NoConsentError(
                 f"{name} of server {tool.server!r} is not read-only, and writes are not allowed",
-                fix=f"pass --allow-writes {tool.server}, if each episode gets a fresh server",
+                fix=f"if a fresh process of the server undoes all writes, pass --allow-writes {tool.server}",
             )
         if (problem := look.world.catalog.check(name).problem(arguments)) is not None:
             return Seen(worked=False, text=problem)
@@ -309,7 +309,7 @@ class Access:
         return await look.answer(tool, key, lambda: self._live(tool, call, place))
 
     async def _live(self, tool: Tool, call: ToolCall, place: int) -> Observation:
-        """Make a call on a server that has seen the same writes. Those that were replayed are made first."""
+        """Make a call on a server. First make the episode's earlier writes there that were only replayed so far."""
         look, server = self._look, tool.server
         if tool.read_only and place == 0:
             return await look.reading.call(call)
@@ -323,11 +323,11 @@ class Access:
         return await self._leases[server].call(call)
 
     async def call(self, call: ToolCall, **_: Any) -> Observation:
-        """Make a call of the policy. Errors are not injected, and no tool is withheld."""
+        """Make a call for the policy. Errors are not injected, and no tool is withheld."""
         return await self.probe(call)
 
     async def probe(self, call: ToolCall) -> Observation:
-        """Make a call of the environment."""
+        """Make a call for the environment."""
         seen = await self.see(call.name, call.arguments)
         shown = Observation(tool=call.name, server=self._look.world.catalog[call.name].server, text=seen.text)
         return shown if seen.worked else replace(shown, fault=Fault.POLICY)

@@ -1,7 +1,7 @@
-"""A model behind an OpenAI-compatible endpoint rephrases questions and proposes values of arguments.
+"""A model behind an OpenAI-compatible endpoint rephrases questions and proposes argument values.
 
 Its output is not trusted. A question is accepted only if it keeps all values, adds none, does not reveal the answer,
-and cheap policies still fail; a proposed value is verified like any other. The answers are in the cassette.
+and does not let trivial policies pass. A proposed value is verified like any other. Its responses are recorded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PROPOSE: Final = (
 
 
 class Writer:
-    """Asks the model. An answer in the cassette is not asked for again."""
+    """Asks the model. Its responses are recorded in the cassette, so no request is sent twice."""
 
     def __init__(self, client: ChatEndpoint, model: str, cassette: Cassette) -> None:
         self._client = client
@@ -64,7 +64,7 @@ class Writer:
         return await self._ask(_REPHRASE, question)
 
     async def propose(self, tool: Tool, name: str, schema: Any) -> list[str]:
-        """Return proposed values of an argument; none if the reply is not a list."""
+        """Return proposed values for an argument; [] if the reply is not a list."""
         written = await self._ask(_PROPOSE, json.dumps([words(tool.name), name, schema]))
         try:
             values: Any = json.loads(re.sub(r"^```\w*|```$", "", written).strip())
@@ -75,7 +75,7 @@ class Writer:
 
 
 async def reword(drafts: Sequence[Draft], verifier: Verifier, writer: Writer) -> list[Draft]:
-    """Return the tasks with the questions that the model wrote, where they are accepted; refusals are counted."""
+    """Return the tasks, each with the model's wording of its question if that is accepted. Count the reasons if not."""
     written = await gathered(writer.rephrase(str(draft.task.prompt[0]["content"])) for draft in drafts)
     made: list[Draft] = []
     for draft, asked in zip(drafts, written, strict=True):
@@ -91,7 +91,7 @@ def why_refused(draft: Draft, asked: str) -> str | None:
     """Return why a new wording is not the same question, or None."""
     old, plan = str(draft.task.prompt[0]["content"]), draft.plan
     if not asked.isprintable() or len(asked) > _LONGER * len(old):
-        return "it is longer, or has several lines"
+        return "it is too long, or has several lines"
     given = [str(value) for step in plan.steps for _, value in step.given]
     if not all(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", asked) for value in given if value in old):
         return "a value is missing"

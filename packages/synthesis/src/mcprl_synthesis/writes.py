@@ -1,4 +1,4 @@
-"""Writes: finds tools that change the result of a read, and plans tasks that use them.
+"""Finds write tools that change the result of a read, and plans tasks that use them.
 
 An effect is proven in a separate episode: a read before the write does not show a value, the same read after it does
 (or the other way round for a removal). Reads in other episodes show that the server was reset.
@@ -43,8 +43,8 @@ async def find_effects(world: World, found: Exploration, seed: int) -> list[Effe
 
 
 async def _effects_of(world: World, found: Exploration, tool: Tool, seed: int) -> list[Effect]:
-    """Try values until some writes have an effect. A fresh server follows a write that worked; one that failed changes
-    nothing, or so it seems: each task is later proven on servers of its own."""
+    """Try values until some writes have an effect. After a write that worked, the server is replaced. A failed write is
+    assumed to change nothing; every task is proven on its own servers later."""
     stream = random.Random(derive_seed(seed, "writes", tool.name))
     names, look, effects = required(tool), world.look(0), list[Effect]()
     choices = [_choices(found, world, tool, name, codeword(stream)) for name in names]
@@ -62,7 +62,7 @@ async def _effects_of(world: World, found: Exploration, tool: Tool, seed: int) -
 
 
 def _choices(found: Exploration, world: World, tool: Tool, name: str, mark: str) -> list[Any]:
-    """Return values to try for an argument of a write: known ones of its server with a like name, then a new word."""
+    """Return values to try for a write's argument: those known under a similar name on its server, then a new word."""
     sources = [s for s in found.pool if s[0] and world.catalog[s[0]].server == tool.server and affinity(name, s) > 0]
     sources.sort(key=lambda source: -affinity(name, source))
     vouched = [values[0] for slot, values in found.options.items() if slot[1] == name and values]
@@ -135,7 +135,7 @@ def draw_write(composer: Composer, effects: Sequence[Effect], stream: random.Ran
 
 
 def _another(composer: Composer, effect: Effect, name: str, value: Any, stream: random.Random) -> Any:
-    """Return another value from where a value of a write came from."""
+    """Return another value from the source of a write's value, or the same value if there is none."""
     server, catalog = composer.catalog[effect.tool].server, composer.catalog
     for source, values in composer.found.pool.items():
         is_own = source[0] and catalog[source[0]].server == server and affinity(name, source) > 0

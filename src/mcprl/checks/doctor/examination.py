@@ -2,7 +2,7 @@
 
 A check is a small async function that looks at one thing and yields findings. It stores what it opens (the
 configuration, the tools, the chat, trajectories) for later checks. If something that a check needs is missing, the
-check is skipped and the others still run, so that one fault does not hide the next.
+check is skipped and the others still run, so that one problem does not hide the next.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def skipped(check: str, why: str) -> Finding:
 
 
 def needed_gpus(config: RunConfig) -> int:
-    """Return the number of GPUs that a recipe needs in this machine. The server of a Tinker API has its own GPUs."""
+    """Return the number of GPUs that a recipe needs on this machine: 0 for SkyRL, whose server has its own GPUs."""
     if config.engine == "skyrl":
         return 0
     learner, placed = config.learner, config.placement
@@ -97,7 +97,7 @@ def needed_gpus(config: RunConfig) -> int:
 
 
 def hub_folder(name: str) -> Path | None:
-    """Return the newest snapshot of a hub model in the local cache, or None."""
+    """Return the folder of a hub model's newest snapshot in the local cache, or None if there is none."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
@@ -122,7 +122,7 @@ class Opened(Generic[T]):
     @property
     def value(self) -> T:
         if self._value is None:
-            raise RuntimeError(f"no earlier check has stored {self.words}")
+            raise RuntimeError(f"no earlier check has found {self.words}")
         return self._value
 
     def put(self, value: T) -> None:
@@ -165,7 +165,7 @@ class Examination:
 class Check:
     """One check: Check(name="keys", run=check_keys, needs=lambda e: (e.config,))
 
-    `after` names findings. If one of them is bad, this check is skipped, because it would find the same fault again.
+    `after` names findings. If one of them is bad, this check is skipped, because it would find the same problem again.
     `loads_model` means that it loads a model or its libraries, so --fast skips it.
     """
 
@@ -190,7 +190,7 @@ async def examine(
         for check in checks:
             faults = [other.check for other in found if other.severity is Severity.BAD and other.check in check.after]
             missing = [need.words for need in check.needs(examination) if not need.there]
-            missing += [f"{name!r} fixed first" for name in faults]
+            missing += [f"{name!r} to be fixed first" for name in faults]
             if check.loads_model and examination.fast:
                 add(skipped(check.name, "--fast loads no model"))
             elif missing:

@@ -1,7 +1,7 @@
 """Checks of the model before it is loaded: its files, its chat template, the prompt length, the tools' grammar.
 
-The length of prompts is measured in one of two ways. --fast only counts the tokens of the messages, which is a lower
-bound. With the model's libraries, prompts are rendered as in the run.
+The length of prompts is measured in one of two ways. With --fast, only the tokens of the messages are counted, which is
+a lower bound. Otherwise, prompts are rendered with the model's libraries, as in the run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _context(config: RunConfig, folder: Path) -> Iterator[Finding]:
     if config.engine == "vllm":
         yield wrong("model context", f"{what}: vLLM would not start", fix, BadValueError.code)
     else:
-        yield warning("model context", f"{what}: its output past that length is unreliable", fix=fix)
+        yield warning("model context", f"{what}: its output beyond them is unreliable", fix=fix)
 
 
 def _is_folder(path: str) -> bool:
@@ -122,7 +122,7 @@ def _weight_bytes(folder: Path) -> int:
 
 
 async def check_template(examination: Examination) -> AsyncIterator[Finding]:
-    """Check that a conversation continued turn by turn has the same tokens as one rendered as a whole."""
+    """Check that continuing a conversation turn by turn gives the same tokens as rendering it as a whole."""
     from mcprl.chat import load_chat
 
     model = examination.config.value.model
@@ -139,7 +139,7 @@ async def check_template(examination: Examination) -> AsyncIterator[Finding]:
         f"{chat.family}: continuing a conversation and rendering it from scratch give different tokens; training "
         "always continues the conversation, but an inference server that renders it from scratch would give the policy "
         "prompts that differ from those in training",
-        fix="serve the trained model with a client that keeps the tokens of earlier turns, or try "
+        fix="call the served model with a client that keeps the tokens of earlier turns, or try "
         "model.renderer=template or model.renderer=chatml",
     )
 
@@ -182,7 +182,7 @@ async def check_prompts(examination: Examination) -> AsyncIterator[Finding]:
             fix=f"raise model.context_tokens above {lengths[longest] + turn:,}, or lower sampling.max_tokens",
         )
     else:
-        yield fine("prompt length", f"{figures}, which leaves {room - lengths[longest]:,} for turns")
+        yield fine("prompt length", f"{figures}; {room - lengths[longest]:,} are left for turns")
     if config.algorithm.warm_start.weight > 0:
         for finding in await asyncio.to_thread(list, _solution_lengths(tasks, length, count, config)):
             yield finding
@@ -197,7 +197,7 @@ def _solution_lengths(tasks: Sequence[Task], length: Length, count: Count, confi
     in_all = {task.id: length(task) + count("\n".join(turns[task.id])) for task in chosen[-_RENDERED:]}
     for sizes, limit, setting, what in (
         (by_turn, config.sampling.max_tokens, "sampling.max_tokens", "have a turn that exceeds"),
-        (in_all, config.model.context_tokens, "model.context_tokens", "and their prompts together exceed"),
+        (in_all, config.model.context_tokens, "model.context_tokens", "(each with its prompt) exceed"),
     ):
         too_long = {
             task_id: size for task_id, size in sizes.items() if size >= limit
@@ -223,7 +223,7 @@ def _solution_turns(task: Task) -> list[str]:
 
 
 def _measures(examination: Examination, preamble: Sequence[Message], catalog: Catalog) -> tuple[Count, Length, str]:
-    """Return functions that count the tokens of a text and of a task's prompt, and a description of the method."""
+    """Return functions that count the tokens of a string and of a task's prompt, and a description of the method."""
     if examination.chat.there:
         chat = examination.chat.value
         return (
@@ -252,7 +252,7 @@ def _offered(task: Task, catalog: Catalog) -> list[Tool]:
 
 
 def _counter(examination: Examination) -> tuple[Count, str]:
-    """Return a function that counts the tokens of a text, with the model's tokenizer or else a rule of thumb."""
+    """Return a function that counts the tokens of a string: with the model's tokenizer, or else by a rule of thumb."""
     if examination.model.there:
         file = Path(examination.model.value) / "tokenizer.json"
         if file.is_file() and importlib.util.find_spec("tokenizers") is not None:
@@ -264,7 +264,7 @@ def _counter(examination: Examination) -> tuple[Count, str]:
 
 
 def _text(message: Message) -> str:
-    """Return the parts of a message that every template shows: the content, and the names and arguments of calls."""
+    """Return the parts of a message that every template renders: the content, and the names and arguments of calls."""
     calls = [call.get("function", call) for call in message.get("tool_calls", [])]
     return message["content"] + "".join(f"{call.get('name')} {json.dumps(call.get('arguments'))}" for call in calls)
 

@@ -40,7 +40,7 @@ _SLOW_CALL_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedSample:
-    """Groups of a few tasks, the seconds that they took, and the stage that ran them.
+    """The groups of episodes run for a few tasks, the seconds that they took, and the stage that ran them.
 
     `ending` closes the stage, so that sampler and learner are not in memory at the same time.
     """
@@ -112,7 +112,7 @@ async def _play_solutions(demonstrator: Demonstrator, examination: Examination) 
         await demonstrator.play(chosen, 0)
     except McprlError as error:
         return wrong_by("warm start", error)
-    which = "" if len(chosen) == len(tasks) else ", the longest among them"
+    which = "" if len(chosen) == len(tasks) else ", including the longest"
     return fine("warm start", f"ran {len(chosen)} of {len(tasks)} solutions{which}: each solves its task")
 
 
@@ -161,7 +161,7 @@ async def check_episodes(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) -> Finding | None:
-    """Return a finding if steps with such episodes would have fewer learnable tokens than an update needs."""
+    """Return a finding if a step of such episodes would have fewer learnable tokens than an update needs."""
     from mcprl.learning.algorithms import learnable_tokens
 
     algorithm, episodes = config.algorithm, config.training.tasks_per_step * config.episodes.group_size
@@ -172,8 +172,8 @@ def foretell_learnable(config: RunConfig, trajectories: Sequence[Trajectory]) ->
     if expected >= least and share >= least_share:
         return None
     what = (
-        f"a step of {episodes} such episodes has about {expected:,.0f} learnable tokens ({share:.0%} of its sampled "
-        f"tokens); updates would be skipped, since algorithm.min_learnable_tokens is {least:,} and "
+        f"a step of {episodes} episodes like these has about {expected:,.0f} learnable tokens ({share:.0%} of the "
+        f"sampled tokens); updates would be skipped, since algorithm.min_learnable_tokens is {least:,} and "
         f"min_learnable_share is {least_share:.0%}"
     )
     fix = "lower these settings, or raise training.tasks_per_step"
@@ -189,7 +189,7 @@ def judge_groups(
     """Check that the policy can call tools, that rewards differ, that episodes end with an answer, and that tools are
     fast.
 
-    `solutions` is the number of tasks that a warm start can imitate. A few groups are weak evidence, so all findings
+    `solutions` is the number of tasks with a solution. A few groups are weak evidence, so all findings
     are warnings.
     """
     metrics = episode_metrics(groups, seconds)
@@ -216,7 +216,7 @@ def judge_groups(
 
 
 def _results(groups: Sequence[Group]) -> Iterator[Finding]:
-    """Yield findings for tools whose results are empty for the policy, or report an error as a success."""
+    """Yield findings for tools that return nothing that the policy can read, or that report an error as a success."""
     seen = (o for group in groups for t in group.trajectories for turn in t.turns for o in turn.observations)
     found = {o.tool: judge_text("tool results", o) for o in seen if o.worked and o.server is not None}
     yield from (finding for finding in found.values() if finding is not None)
@@ -225,7 +225,7 @@ def _results(groups: Sequence[Group]) -> Iterator[Finding]:
 def _valid_calls(config: RunConfig, calls: float, rate: float, *, has_solutions: bool) -> Finding:
     if calls and rate > 0:
         return fine("valid calls", f"{rate:.0%} of {calls:.0f} calls")
-    what = "no episode called a tool" if not calls else f"none of {calls:.0f} calls was valid"
+    what = "no episode called a tool" if not calls else f"none of the {calls:.0f} calls was valid"
     warm_start = config.algorithm.warm_start.weight > 0
     if warm_start and has_solutions:
         return fine("valid calls", f"{what}; the warm start will teach valid calls")
@@ -242,9 +242,9 @@ def _imitate(has_solutions: bool) -> str:
 
 def _rewards(config: RunConfig, groups: Sequence[Group], *, dead: int, has_solutions: bool) -> Finding:
     rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
-    figures = f"mean {sum(rewards) / len(rewards):.2f}, deviation {pstdev(rewards):.2f}; {dead} of {len(groups)} groups"
+    figures = f"mean {sum(rewards) / len(rewards):.2f}, std {pstdev(rewards):.2f}; {dead} of {len(groups)} groups"
     if dead < len(groups):
-        return fine("rewards", f"{figures} without variance")
+        return fine("rewards", f"{figures} have zero variance")
     temperature = config.sampling.temperature
     ways = ["raise episodes.group_size"]
     if may_set(config, "sampling.temperature", temperature * 1.2):
@@ -253,7 +253,7 @@ def _rewards(config: RunConfig, groups: Sequence[Group], *, dead: int, has_solut
     ways += [] if config.algorithm.warm_start.weight > 0 else [_imitate(has_solutions)]
     return warning(
         "rewards",
-        f"{figures} have zero variance: all their episodes earned the same reward, so they would teach nothing",
+        f"{figures} have zero variance: within each, all episodes earned the same reward, which teaches nothing",
         fix=one_of([*ways, refill(config)]),
     )
 
@@ -293,7 +293,7 @@ def _latency(groups: Sequence[Group], config: RunConfig) -> Finding:
         return warning(
             "tool latency",
             f"{figures}; {slow[0].tool} took {slow[0].latency_s:.1f} s, more than half of the call deadline",
-            fix=f"raise servers.settings.{slow[0].server}.call_deadline_s, or its replicas",
+            fix=f"raise call_deadline_s or replicas in servers.settings.{slow[0].server}",
         )
     return fine("tool latency", figures)
 

@@ -76,7 +76,7 @@ async def check_recipe(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _other_problems(error: ConfigurationError) -> Iterator[Finding]:
-    """Yield the wrong settings that the error itself omits: it has all unknown keys, or else only the first problem."""
+    """Yield the wrong settings that the error does not name: it names all unknown keys, or else the first problem."""
     if not isinstance(error.__cause__, ValidationError):
         return
     found = error.__cause__.errors()
@@ -176,7 +176,7 @@ async def check_installed(examination: Examination) -> AsyncIterator[Finding]:
         yield wrong(
             "installed",
             f"skyrl.python is {python}, which does not exist",
-            fix="create SkyRL's environment with scripts/setup, or set skyrl.url to a running server",
+            fix="create SkyRL's environment with scripts/setup, or set skyrl.url to the URL of a running server",
             code=MissingExtraError.code,
         )
     yield fine("installed", ", ".join(there))
@@ -205,7 +205,7 @@ async def check_gpus(examination: Examination) -> AsyncIterator[Finding]:
     yield warning(
         "GPUs",
         f"this machine has {gpus or 'no'} GPU{'s' if gpus != 1 else ''}, but {setting} needs {wanted}; the recipe may "
-        "suit another machine",
+        "be meant for another machine",
         fix=f"run it on a machine with {wanted} GPU{'s' if wanted != 1 else ''}, or set learner.processes to 1 and "
         "learner.tuning to lora to try it on this machine",
     )

@@ -25,7 +25,7 @@ _WANDB_CLOUD: Final = "https://api.wandb.ai"
 
 
 async def check_forecast(examination: Examination) -> AsyncIterator[Finding]:
-    """Forecast the time, tokens, calls and money of the run, from the sampled episodes or else the limits."""
+    """Forecast the run's time, tokens, calls and cost, from the sampled episodes or else from the recipe's limits."""
     config, gpus, known = examination.config.value, len(gpu_memories()), _known(examination)
     plan = make_plan(config, examination.tasks.value.tasks, examination.preamble.value, gpus=gpus, known=known)
     run = plan.run
@@ -139,10 +139,10 @@ async def _gpu_memory(examination: Examination, needs: Mapping[str, float], gpus
             processes
         )
         share = update.peak
-        parts = f"{_bytes(update.activations)} of it to learn from a pack of {tokens:,} tokens"
+        parts = f"{_bytes(update.activations)} of it to train on a pack of {tokens:,} tokens"
     is_beside = bool({*placed.sampling} & {*placed.learner}) and not placed.in_turns
     room = min(gpus) * (1 - (placed.vllm_share if is_beside else 0.0) - _RESERVED)
-    where = "vLLM leaves" if is_beside else "it has"
+    where = "vLLM leaves" if is_beside else "each GPU has room for"
     figures = f"the learner needs about {_bytes(share)} per GPU ({parts}), and {where} {_bytes(room)}"
     if share > room:
         fix = "lower learner.tokens_per_pack or model.context_tokens, raise learner.processes, or set learner.tuning "
@@ -162,7 +162,7 @@ async def check_disk(examination: Examination) -> AsyncIterator[Finding]:
         yield fine("disk", f"{_bytes(free)} free; the size of a checkpoint is unknown without the model")
         return
     line = forecast(int(size), config.training.keep_checkpoints + Health.most_kept(config), free)
-    yield fine("disk", line if examination.state_bytes is not None else f"about: {line}")
+    yield fine("disk", line if examination.state_bytes is not None else f"estimated: {line}")
 
 
 def _model_folder(examination: Examination) -> str:

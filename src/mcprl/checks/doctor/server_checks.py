@@ -44,7 +44,7 @@ _HELLO = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT}
 
 
 async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
-    """Check that every key that a server or the judge needs is set."""
+    """Check that all keys of the servers, the judge and the simulated user are set."""
     config = examination.config.value
     servers = config.servers
     if servers.cassette_mode == "replay":
@@ -64,7 +64,7 @@ async def check_keys(examination: Examination) -> AsyncIterator[Finding]:
         if key is not None and not load_keys().get(key, "").strip():
             what = f"{who} needs a key, but {key} is not set"
             raise MissingKeyError(what, fix=f"set {key}, or correct {setting}.key_env")
-    yield fine("keys", "all keys for the servers and for models behind endpoints are set")
+    yield fine("keys", "all keys that the servers and the model endpoints need are set")
 
 
 async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
@@ -115,7 +115,7 @@ async def check_servers(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def _replayed(examination: Examination) -> AsyncIterator[Finding]:
-    """Open the cassette, and in mode mixed also the servers that answer calls not recorded in it."""
+    """Open the cassette and, in mixed mode, the servers that answer the calls that it does not contain."""
     servers = examination.config.value.servers
     opening = open_toolbox(servers, log_dir=examination.folder / "logs")
     try:
@@ -189,11 +189,11 @@ async def _started(
     unenforced = [(tool.name, what) for tool in box.catalog for what in box.catalog.check(tool.name).unenforced]
     if unenforced:
         tool, what = unenforced[0]
-        more = f", and {len(unenforced) - 1} more" if len(unenforced) > 1 else ""
+        more = f" (and {len(unenforced) - 1} more)" if len(unenforced) > 1 else ""
         yield warning(
             name,
-            f"{_short(what)} of {tool}{more} is not enforced by mcprl, because checking it takes more than linear time",
-            fix="do nothing if the server checks its arguments itself; otherwise exclude the tool with deny",
+            f"mcprl does not enforce {_short(what)} of {tool}{more}, because checking takes more than linear time",
+            fix=f"exclude the tool with servers.settings.{spec.name}.deny, unless the server checks its arguments",
         )
 
 
@@ -233,7 +233,7 @@ async def _call(server: str, toolbox: Toolbox, tasks: Sequence[Task], settings: 
     name = f"call {server}"
     calls = _harmless_calls(tuple(toolbox.catalog), tasks)[:_CALLED_TOOLS]
     if not calls:
-        return [skipped(name, "the tasks contain no arguments for a tool that is known to be read-only")]
+        return [skipped(name, "no task contains example arguments for a known read-only tool")]
     is_limited = settings.rate is not None or settings.budget != BudgetSettings()
     again = 0 if is_limited else _CALLS - len(calls)
     found: list[Finding] = []
@@ -273,7 +273,7 @@ def _judge_result(name: str, seen: Observation) -> Finding | None:
 
 
 def judge_text(check: str, seen: Observation) -> Finding | None:
-    """Return a finding if a result that counts as a success is empty for the policy or reports an error."""
+    """Return a finding if a successful result contains nothing that the policy can read, or reports an error."""
     shown = re.sub(r"\[(image|audio|resource \S*) omitted\]", "", seen.text).strip()
     if not shown:
         sample = f"only {_short(seen.text)}" if seen.text.strip() else "an empty result"
@@ -293,7 +293,7 @@ def judge_text(check: str, seen: Observation) -> Finding | None:
 
 
 def _harmless_calls(tools: Sequence[Tool], tasks: Sequence[Task]) -> list[ToolCall]:
-    """Return calls that change nothing, one per tool: taken from solutions and goals, or else without arguments.
+    """Return calls without lasting effects: one per tool from solutions and goals, or else one without arguments.
 
     Only tools that declare themselves read-only, and tools with state per episode, are called.
     """

@@ -97,7 +97,7 @@ async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
             f"{_from_here(file.path)} --recipe {_from_here(examination.recipe)} --against {_from_here(others[0])}`",
         )
     elif others:
-        yield fine("leaks", f"none of {len(file.tasks)} tasks is also in {', '.join(path.name for path in others)}")
+        yield fine("leaks", f"none of the {len(file.tasks)} tasks is also in {', '.join(path.name for path in others)}")
     else:
         yield skipped("leaks", "tasks.validation is not set")
     given = [task.id for task in file.tasks if _gives_its_answer(task)]
@@ -111,7 +111,7 @@ async def check_leaks(examination: Examination) -> AsyncIterator[Finding]:
 
 
 def _validation_files(train: Path) -> list[Path]:
-    """Return the validation files next to the training file that match its name: train.jsonl, validation.jsonl."""
+    """Return the validation files for a training file: for train.jsonl, validation.jsonl or similar in its folder."""
     if "train" not in train.stem:
         return []
     named = [train.with_name(train.name.replace("train", word)) for word in _JUDGING]
@@ -119,7 +119,7 @@ def _validation_files(train: Path) -> list[Path]:
 
 
 def _gives_its_answer(task: Task) -> bool:
-    """Return True if the question contains the expected answer. Numbers and choices may be in it for good reasons."""
+    """Return True if the question contains the expected answer. Numbers and choices may be there, so ignore them."""
     answer = task.goal.answer
     if not isinstance(answer, Exactly | Contains):
         return False
@@ -128,7 +128,7 @@ def _gives_its_answer(task: Task) -> bool:
 
 
 async def check_against_tools(examination: Examination) -> AsyncIterator[Finding]:
-    """Compare the tasks with the catalog: unknown tools, goals that cannot be met, and drifted recorded calls."""
+    """Compare the tasks with the catalog: unknown tools, goals that cannot be met, and outdated recorded calls."""
     config, file, catalog = examination.config.value, examination.tasks.value, examination.catalog.value
     report = validate(file, catalog, episodes=config.episodes)
     found = {kind: [problem for problem in report.problems if problem.kind is kind] for kind in ProblemKind}
@@ -159,7 +159,7 @@ async def check_against_tools(examination: Examination) -> AsyncIterator[Finding
     if drift:
         yield _drift(drift)
     if not found[ProblemKind.UNKNOWN_TOOL] and not found[ProblemKind.UNREACHABLE]:
-        yield fine("tasks and tools", f"{len(catalog)} tools; every name, argument and limit in the tasks matches them")
+        yield fine("tasks and tools", f"{len(catalog)} tools; all names, arguments and limits in the tasks match")
 
 
 async def check_preamble(examination: Examination) -> AsyncIterator[Finding]:
@@ -229,7 +229,7 @@ def _is_fixed(call: DriftedCall, settings: Mapping[str, ServerSettings]) -> bool
 
 
 async def check_isolation(examination: Examination) -> AsyncIterator[Finding]:
-    """Check that no task looks at what an episode wrote to a server that all episodes share."""
+    """Check that no task's goal reads state from a server that all episodes share."""
     config, tasks = examination.config.value, examination.tasks.value.tasks
     tools = {tool.name: tool for tool in examination.catalog.value}
     kept = Counter(
@@ -243,8 +243,8 @@ async def check_isolation(examination: Examination) -> AsyncIterator[Finding]:
     for name in shared:
         yield warning(
             "isolation",
-            f"the `state` of {kept[name]} of {len(tasks)} tasks is read from server {name}, which all episodes share: "
-            "each meets what the others wrote",
+            f"{kept[name]} of {len(tasks)} tasks read their `state` from server {name}, which all episodes share: "
+            "each episode sees what the others wrote",
             fix=f"set servers.settings.{name}.isolation to per_episode, so that each episode gets a fresh server, or "
             "make the server keep state per episode",
         )
@@ -253,7 +253,7 @@ async def check_isolation(examination: Examination) -> AsyncIterator[Finding]:
 
 
 async def check_worlds(examination: Examination) -> AsyncIterator[Finding]:
-    """Check that the servers serve the offline world that the tasks were generated for."""
+    """Check that the servers provide the offline world that the tasks were generated for."""
     tasks = examination.tasks.value.tasks
     worlds = sorted({task.world for task in tasks if task.world is not None})
     for box in examination.toolboxes.value.values():

@@ -1,4 +1,4 @@
-"""Health: rules that judge the figures of each step. A verdict has the figure, a likely cause and what to try next.
+"""Health: rules that judge the metrics of each step. A verdict gives the metric, a likely cause and what to try next.
 
 `rules` has the rules about episodes and about how far an update moved the policy. `trends` has the rules about whether
 the numbers can be trusted, and about changes over the run.
@@ -44,12 +44,12 @@ class Health:
 
     @staticmethod
     def most_kept(config: RunConfig) -> int:
-        """Return how many checkpoints to keep besides the newest one, because advice may refer to them."""
+        """Return how many checkpoints to keep besides the newest one, because a verdict may suggest one of them."""
         return 2 + config.training.max_staleness
 
     @property
     def steps_to_return_to(self) -> set[int]:
-        """Return the steps that advice may name: the best, the last healthy, and those that may become healthy."""
+        """Return the steps that a verdict may suggest going back to: the best, the last healthy, and the candidates."""
         past = self._past
         known = {step for step in (past.best_reward_step, past.healthy_step) if step is not None}
         return known | {int(candidate[0]) for candidate in past.candidates}
@@ -76,7 +76,7 @@ class Health:
         return tuple(sorted(found, key=lambda verdict: GRAVEST_FIRST.index(verdict.severity)))
 
     def state(self) -> dict[str, Any]:
-        """Return the memory as numbers, lists and dictionaries, for JSON."""
+        """Return what is remembered of earlier steps, as numbers, lists and dictionaries for JSON."""
         return asdict(self._past)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ def _verdicts(view: StepView, rules: Rules) -> dict[str, Verdict]:
 
 
 def _judged_candidates(view: StepView) -> list[list[float]]:
-    """Return the candidate steps whose weights, or newer weights, sampled all episodes of this step."""
+    """Return the candidate steps whose weights are no newer than the oldest weights that sampled this step."""
     past = view.past
     sampled_by = past.updates - (view.now("staleness_max") or 0.0)
     judged = [candidate for candidate in past.candidates if candidate[1] <= sampled_by]
@@ -100,7 +100,7 @@ def _judged_candidates(view: StepView) -> list[list[float]]:
 
 
 def _note_soundness(view: StepView, judged: Sequence[list[float]], of_weights: Mapping[str, Verdict]) -> None:
-    """Judge the weights that sampled this step by its episodes. If they are broken, drop all candidates."""
+    """Use a step's episodes to judge the weights that sampled them. If the weights are broken, drop all candidates."""
     past = view.past
     broken = any(verdict.severity is Severity.BAD for verdict in of_weights.values())
     if broken or COLLAPSE_RULES & of_weights.keys():

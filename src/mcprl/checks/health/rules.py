@@ -88,7 +88,7 @@ def dead_groups(view: StepView) -> Verdict | None:
     curriculum = config.tasks.order == "curriculum"
     ways: list[str] = []
     if config.sampling.temperature < _COPYING:
-        cause = f"at temperature {config.sampling.temperature:g} all episodes of a group are the same"
+        cause = f"at temperature {config.sampling.temperature:g} all episodes of a group are identical"
         ways.append("raise sampling.temperature towards 1")
     elif success is not None and success >= _MOSTLY_SOLVED and not earns_little:
         cause = "in most of these groups, every episode solves the task"
@@ -145,7 +145,7 @@ def invalid_calls(view: StepView) -> Verdict | None:
         if may_set(view.config, "sampling.constrain", "act"):
             fix = "set sampling.constrain to act, which makes malformed calls impossible"
     else:
-        what += ", although a grammar enforces their format: the tools reject argument values"
+        what += ", although a grammar enforces their format: the tools reject some of the argument values"
         fix = (
             "find out with `mcprl tools stats RUN` which tools reject calls and why, and describe the allowed values "
             "to the policy"
@@ -167,7 +167,7 @@ def unanswered(view: StepView) -> Verdict | None:
 
 
 def room_for(cut: str, config: RunConfig) -> str:
-    """Suggest how episodes can reach an answer before the limit that cuts them."""
+    """Suggest how episodes can reach an answer before they hit this limit."""
     if cut == "stop_context_limit":
         return (
             f"raise model.context_tokens (now {config.model.context_tokens}), or shorten long results "
@@ -253,8 +253,8 @@ def masked_drift(view: StepView) -> Verdict | None:
         return None
     exact = "" if masks == "exact" else f"set algorithm.masks to exact (now {masks}), or "
     return warn(
-        f"KL is {masked:.2g} nats per token over tokens with loss, but {unmasked:.2g} over all sampled tokens: the "
-        "policy also drifts on tokens without loss",
+        f"KL is {masked:.2g} nats per token over tokens that carry loss, but {unmasked:.2g} over all sampled ones: "
+        "the policy also drifts on tokens that carry no loss",
         exact + gentler(view.config),
     )
 
@@ -301,7 +301,7 @@ def kl_coefficient(view: StepView) -> Verdict | None:
             f"{gentler(view.config)}, or raise algorithm.kl.target",
         )
     else:
-        cause, fix = "the policy stays closer than that", "lower algorithm.kl.target, or remove it"
+        cause, fix = "the policy stays closer to the reference than that", "lower algorithm.kl.target, or remove it"
     what = (
         f"the KL coefficient went from {start:.2g} to {now:.2g} to keep KL at {settings.target:g} nats per token: "
         f"{cause}"
@@ -347,7 +347,7 @@ def wrong_way(view: StepView) -> Verdict | None:
     return bad(
         f"for {_WRONG_WAY_STEPS} updates, tokens with a positive advantage have had lower ratios than those with a "
         f"negative one (by {-gaps[-1]:.2g}): the policy moves against its rewards",
-        f"lower {' and '.join(pulling)}, which competes with the rewards" if pulling else REPORT,
+        f"lower {' and '.join(pulling)} to give the rewards more weight" if pulling else REPORT,
     )
 
 
@@ -389,7 +389,7 @@ def inactive(view: StepView) -> Verdict | None:
         f"only {active:.0%} of the learnable tokens contribute to the gradient: {dead_share:.0%} of groups have zero "
         f"variance, {view.now('clipped_fraction') or 0.0:.0%} of tokens are clipped, and other episodes earned "
         "exactly their group's mean",
-        f"raise episodes.group_size, add partial rewards (rewards), or {refill(view.config)}",
+        f"raise episodes.group_size, add partial rewards in the section rewards, or {refill(view.config)}",
     )
 
 

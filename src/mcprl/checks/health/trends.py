@@ -126,8 +126,8 @@ def stale(view: StepView) -> Verdict | None:
         return None
     return Verdict(
         severity=severity,
-        what=f"episodes are {staleness:.1f} updates old when they are trained on (maximum "
-        f"{view.now('staleness_max') or staleness:.0f}): episodes are collected more slowly than the learner uses them",
+        what=f"episodes are on average {staleness:.1f} updates old when they are trained on (the oldest token: "
+        f"{view.now('staleness_max') or staleness:.0f}): they are collected more slowly than the learner uses them",
         fix=f"lower training.max_staleness (now {view.config.training.max_staleness}), or shorten the longest "
         "episodes (episodes.deadline_s, episodes.max_turns)",
     )
@@ -143,8 +143,8 @@ def importance(view: StepView) -> Verdict | None:
     )
     return Verdict(
         severity=severity,
-        what=f"importance weights of {cut:.0%} of tokens are truncated at 2: sampler and learner differ too much to "
-        "correct",
+        what=f"the importance weights of {cut:.0%} of tokens are truncated at 2: sampler and learner differ too much "
+        "for this correction",
         fix=f"run `mcprl parity RECIPE`; if it finds only rounding error, {exact}",
     )
 
@@ -227,7 +227,7 @@ def reward_collapse(view: StepView) -> Verdict | None:
     )
     return Verdict(
         severity=Severity.WARN if curriculum else Severity.BAD,
-        what=f"the reward fell to {recent:+.2f} from {best:+.2f} at step {step} (means of {length} steps): {cause}",
+        what=f"the reward fell from {best:+.2f} at step {step} to {recent:+.2f} (means over {length} steps): {cause}",
         fix=roll_back(view, step, "the best so far"),
     )
 
@@ -239,10 +239,10 @@ def _samples(view: StepView, name: str) -> tuple[float, float] | None:
 
 
 def note_levels(view: StepView) -> None:
-    """Remember the best level so far: the mean over a few steps with the highest lower confidence bound.
+    """Remember the best level so far: the mean over a few steps whose lower confidence bound is highest.
 
-    A single lucky step has a low bound. If the level has fallen in a step, the step does not change the remembered
-    level.
+    A single lucky step has a low bound. A step in which the level has fallen does not change what is
+    remembered.
     """
     past = view.past
     for name, deviation in _DEVIATIONS.items():
@@ -306,8 +306,8 @@ def entropy_collapse(view: StepView) -> Verdict | None:
     ways = [f"{name} (now {now:g}) to {to:.3g}" for name, now, to in settings if may_set(view.config, name, to)]
     return Verdict(
         severity=Severity.BAD if entropy < _ENTROPY_LOW_BAD * first else Severity.WARN,
-        what=f"entropy fell to {entropy:.2g} from {first:.2g} nats per token: the policy stops exploring, and the "
-        "episodes of a group become the same",
+        what=f"entropy fell to {entropy:.2g} from {first:.2g} nats per token: the policy is no longer exploring, "
+        "and the episodes in a group are becoming identical",
         fix=f"raise {one_of(ways)}" if ways else gentler(view.config),
     )
 
@@ -334,8 +334,8 @@ def critic(view: StepView) -> Verdict | None:
     if view.now("explained_variance") is None or len(explained) < _CRITIC_STEPS or max(explained) >= 0:
         return None
     return warn(
-        f"explained variance is {explained[-1]:.2f}, below 0 for {_CRITIC_STEPS} steps: the value head predicts worse "
-        "than a constant and only adds noise to the advantages",
+        f"explained variance is {explained[-1]:.2f} and has been below 0 for {_CRITIC_STEPS} steps: the value head "
+        "predicts worse than a constant and only adds noise to the advantages",
         "raise algorithm.critic.learning_rate or algorithm.epochs, or set algorithm.advantages to grpo, which needs no "
         "critic",
     )
@@ -350,7 +350,7 @@ def value_loss(view: StepView) -> Verdict | None:
         return None
     return warn(
         f"the value loss rose to {mean(recent):.2g} over the last {_VALUE_LOSS_STEPS} steps, from "
-        f"{median(earlier):.2g} before: the value head diverges, or the rewards changed",
+        f"{median(earlier):.2g} before: the value head is diverging, or the rewards changed",
         f"lower algorithm.critic.learning_rate (now {view.config.algorithm.critic.learning_rate:.2g})",
     )
 

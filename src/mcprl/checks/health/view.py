@@ -19,9 +19,9 @@ WINDOW = 20  # in steps: enough that one odd step does not change the median, fe
 
 @dataclass(slots=True, kw_only=True)
 class Past:
-    """The memory of a run, including the current step. Steps are counted from 1, as in the console.
+    """What the rules remember of a run, including the current step. Steps are counted from 1, as in the console.
 
-    `windows` has the last known values of some figures, newest last. If a step has no value, none is added.
+    `windows` has the last known values of some figures, newest last. A step without a value adds nothing.
     `levels` has the best level so far of some figures, with its number of samples.
 
     A checkpoint has the weights after its step. Their quality shows in the episodes that they sample, one or more steps
@@ -84,7 +84,7 @@ class StepView:
 
 
 def may_set(config: RunConfig, setting: str, value: object) -> bool:
-    """Return whether the run could have this setting. For example, SkyRL's engine refuses grammars and temperatures."""
+    """Return True if the value is allowed and not yet set. SkyRL refuses grammars and temperatures, for example."""
     changed: dict[str, Any] = config.model_dump()
     *sections, key = setting.split(".")
     target = changed
@@ -140,7 +140,7 @@ def refill(config: RunConfig) -> str:
 
 
 def at_cap(config: RunConfig) -> str:
-    """Suggest what to change if algorithm.kl.cap stops updates."""
+    """Suggest what to change if algorithm.kl.cap prevents updates."""
     kl = config.algorithm.kl
     advice = f"{gentler(config)}, raise algorithm.kl.coefficient (now {kl.coefficient:g})"
     if kl.reference == "base":
@@ -149,7 +149,7 @@ def at_cap(config: RunConfig) -> str:
 
 
 def roll_back(view: StepView, step: int | None, why: str = "the last healthy one") -> str:
-    """Suggest a step to resume from and a learning rate: one that was healthy, or a tenth of the current one."""
+    """Suggest a step to resume from, and a lower learning rate: a healthy rate, or else a tenth of the current one."""
     setting, in_force, healthy = view.config.learner.learning_rate, view.now("learning_rate"), view.past.sound_rate
     rate = setting / 10
     if healthy and in_force is not None and healthy < in_force / 2:

@@ -4,7 +4,7 @@ The suffix of a tensor's name lists its axes:
 
     B   trajectories of a batch
     T   tokens
-    G   members of a group
+    G   episodes of a group
     V   vocabulary
     W   words of 32 bits, one bit per token of the vocabulary
     N   a flat selection of tokens, usually the learnable ones

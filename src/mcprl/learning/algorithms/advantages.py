@@ -25,7 +25,7 @@ def ints(number_N: Tensor) -> list[int]:
 
 
 def steps_of(trajectory: Trajectory, learnable: Sequence[bool], kind: Literal["token", "turn"]) -> list[list[int]]:
-    """Return the positions of the learnable tokens of each step. A step is one token, or all tokens of one turn."""
+    """Return the positions of the learnable tokens of each step. A step is one such token, or all those of a turn."""
     places = [place for place, carries_loss in enumerate(learnable) if carries_loss]
     if kind == "token":
         return [[place] for place in places]
@@ -35,7 +35,7 @@ def steps_of(trajectory: Trajectory, learnable: Sequence[bool], kind: Literal["t
 def step_rewards(trajectory: Trajectory, steps: Sequence[Sequence[int]]) -> list[float]:
     """Return the reward of each step. A turn's reward goes to the last step of the turn.
 
-    If a turn has no learnable tokens, its reward goes to the last step before the turn, because that choice led to it.
+    If a turn has no learnable tokens, its reward goes to the last step before the turn, because that step led to it.
     If there is no such step, the reward is dropped.
     """
     _check_sum(trajectory)
@@ -57,7 +57,7 @@ def _check_sum(trajectory: Trajectory) -> None:
     both_finite = math.isfinite(total) and math.isfinite(trajectory.reward)
     if both_finite and not math.isclose(total, trajectory.reward, rel_tol=1e-9, abs_tol=1e-9):
         raise ValueError(
-            f"trajectory {trajectory.task_id}/{trajectory.member}: the rewards of its turns add up to {total:g}, "
+            f"episode {trajectory.member} of task {trajectory.task_id}: the rewards of its turns add up to {total:g}, "
             f"but its reward is {trajectory.reward:g}"
         )
 
@@ -65,7 +65,7 @@ def _check_sum(trajectory: Trajectory) -> None:
 def grpo_advantages(reward_G: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Center and scale the rewards of one group: (r − mean) / (std + eps), std with Bessel's correction.
 
-    Without variance, the result is zeros. A group of one has no baseline and raises ValueError.
+    If all rewards are equal, all advantages are 0. A group of one has no baseline and raises ValueError.
     """
     return dr_grpo_advantages(reward_G) / (reward_G.std() + eps)
 
@@ -107,7 +107,7 @@ def gae(reward_S: Tensor, value_S: Tensor, *, gamma: float, lam: float) -> tuple
 
 
 def whitened(advantage_N: Tensor) -> Tensor:
-    """Scale advantages to mean 0 and deviation 1: (A − mean) / std, std with Bessel's correction. Zeros if constant."""
+    """Scale advantages to mean 0 and std 1: (A − mean) / std, std with Bessel's correction. Zeros if all are equal."""
     if _is_constant(advantage_N):
         return torch.zeros_like(advantage_N)
     return (advantage_N - advantage_N.mean()) / advantage_N.std()

@@ -47,15 +47,15 @@ def make_batch(
     demonstrations: Sequence[Trajectory] = (),
     demonstration_weight: float = 0.0,
 ) -> Batch:
-    """Make a batch of whole groups. Advantages depend on `algorithm.advantages`; 0 for tokens without loss.
+    """Make a batch of whole groups. Tokens without loss get advantage 0; others depend on `algorithm.advantages`:
 
-    grpo, dr_grpo, rloo, or a function of the user
+    grpo, dr_grpo, rloo, or the user's function
                           each learnable token gets the advantage of its episode within the group
     gae                   each learnable token gets the advantage and the return of its step; the advantages are then
                           normalized over the batch
 
-    With kl.estimator k1, the divergence of each learnable token from the reference, times `kl_coefficient`, is
-    subtracted from the reward first. A non-finite reward leads to non-finite advantages, which the learner refuses.
+    With kl.estimator k1, each learnable token's KL from the reference, times `kl_coefficient`, is first subtracted from
+    the reward. A non-finite reward gives non-finite advantages, which the learner rejects.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     learnable = tuple(learnable_tokens(t, algorithm.masks) for t in trajectories)
@@ -91,7 +91,7 @@ def _check_readings(algorithm: AlgorithmConfig, readings: Readings, penalised: b
     }
     missing = [name for name, (is_needed, given) in needed.items() if is_needed and given is None]
     if missing:
-        raise ValueError(f"the learner did not provide readings that this objective needs: {', '.join(missing)}")
+        raise ValueError(f"the learner did not provide values that this objective needs: {', '.join(missing)}")
 
 
 def _penalties(
@@ -117,8 +117,8 @@ def _group_columns(
 ) -> Columns:
     """Give each learnable token of an episode the advantage of the reward minus that of the KL penalty.
 
-    With grpo, or a function of the user, only the reward is divided by its standard deviation. If the penalty were
-    scaled too, a tiny difference in the penalty would become an advantage of about 1 in a group of equal rewards.
+    With grpo, or the user's function, the penalty is only centered, not scaled. If it were divided by its standard
+    deviation, a tiny difference in the penalty would become an advantage of about 1 in a group of equal rewards.
     """
     of_reward = _GROUP_RELATIVE.get(kind) or _own_advantages(kind)
     of_penalty = of_reward if kind == "rloo" else dr_grpo_advantages
@@ -135,7 +135,7 @@ def _group_columns(
 
 
 def _own_advantages(reference: str) -> Callable[[Tensor], Tensor]:
-    """Return the user's function, called as `grpo_advantages` is."""
+    """Return the user's function, which has the signature of `grpo_advantages`, with a check of its result."""
     own = load_function(reference, "algorithm.advantages")
 
     def advantages(reward_G: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def _own_advantages(reference: str) -> Callable[[Tensor], Tensor]:
 
 
 def require_sound_advantages(algorithm: AlgorithmConfig) -> None:
-    """Raise if the user's advantages fail on small groups, or differ between two calls."""
+    """Raise if the user's function fails on small groups, or returns different numbers for the same rewards."""
     own = _own_advantages(algorithm.advantages)
     for rewards in ([0.0, 1.0], [1.0, 0.5, 0.25, -1.0], [0.5, 0.5, 0.5]):
         reward_G = torch.tensor(rewards, dtype=torch.float64)

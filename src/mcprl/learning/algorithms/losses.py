@@ -24,7 +24,7 @@ def divergence(logprob_N: Tensor, reference_logprob_N: Tensor, estimator: Estima
     With d = logp − logp_ref:
 
     k1   d                   unbiased. Subtract it from the reward; as a loss, its expected gradient is 0
-    k2   d² / 2              biased, but as a loss it has, on-policy, the gradient of the divergence
+    k2   d² / 2              biased, but as a loss its on-policy gradient is that of the divergence
     k3   exp(−d) − 1 + d     unbiased and never negative. As a loss its gradient is that of KL(reference ‖ policy)
 
     To estimate KL(sampler ‖ learner), call divergence(sampled_logprob_N, logprob_N, …).
@@ -97,8 +97,8 @@ Masks = Literal["exact", "text", "none"]
 def learnable_tokens(trajectory: Trajectory, masks: Masks) -> tuple[bool, ...]:
     """Mark the tokens of a trajectory that carry loss. All of them are tokens that the policy sampled.
 
-    exact   without tokens at positions where the grammar allowed a single token: their logprob and gradient are 0
-    text    also without tokens at positions where the grammar allowed a single text, even if the text can be tokenized
+    exact   without tokens at positions where the grammar allowed only one token: their logprob and gradient are 0
+    text    also without tokens at positions where the grammar allowed only one string, even if it can be tokenized
             in several ways. The choice of tokenization is then not learned, so the gradient is not that of the reward
     none    all sampled tokens: the same gradient as exact, but averaged over more tokens
     """
@@ -113,7 +113,7 @@ def learnable_tokens(trajectory: Trajectory, masks: Masks) -> tuple[bool, ...]:
 
 
 def mask_shares(trajectories: Sequence[Trajectory], learnable: Sequence[Sequence[bool]]) -> dict[str, float]:
-    """Return the share of sampled tokens, and the shares of forced, fixed and learnable tokens among those.
+    """Return the share of sampled tokens, and the shares of forced, fixed and learnable tokens among them.
 
     A forced token does not count as fixed.
     """
@@ -140,8 +140,8 @@ def inadmissible_tokens(admissible_NW: Tensor, vocab_size: int) -> Tensor:
     of inadmissible tokens is then exactly 0. In a row with one admissible token, all gradients are 0.
     """
     if admissible_NW.dtype is not torch.int32 or admissible_NW.shape[1] != -(-vocab_size // 32):
-        given = f"{admissible_NW.shape[1]} words of {admissible_NW.dtype}"
-        raise ValueError(f"{given} do not match a vocabulary of {vocab_size} tokens")
+        given = f"{admissible_NW.shape[1]} words of {admissible_NW.dtype} per token"
+        raise ValueError(f"grammar masks with {given} do not match a vocabulary of {vocab_size} tokens")
     # The table maps each byte to its eight inverted bits, one per byte. This takes one lookup per eight tokens and no
     # tensor larger than the result. Torch runs on little-endian machines only, so byte b holds the tokens from 8b on.
     byte_X = torch.arange(256, dtype=torch.uint8, device=admissible_NW.device)

@@ -1,7 +1,7 @@
 """The objective: combines the formulas of this package as configured.
 
     loss = Σ over learnable tokens of weight · (gate · importance · policy loss + β · divergence − entropy bonus
-                                                + critic coefficient · value loss)
+           + critic coefficient · value loss), where gate is 0 if the ratio is outside algorithm.ratio_gate, else 1
 
 Token weights are computed over the whole minibatch, so the loss does not depend on the size of packs.
 """
@@ -31,7 +31,7 @@ from mcprl.learning.algorithms.losses import (
 _VALUE_WEIGHT = 0.5  # weight of the value loss
 _VALUE_CLIP = 0.2  # maximum change of a value in one update
 MAX_IMPORTANCE = 2.0
-"""Upper limit on the weight of a token with algorithm.old_logprobs=recomputed."""
+"""Upper limit on a token's importance weight, used only with algorithm.old_logprobs=recomputed."""
 
 
 class Scores(NamedTuple):
@@ -47,11 +47,11 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenColumns:
-    """The inputs of the objective per scored token. Columns are float32, except mask and version. None: not needed.
+    """The inputs of the objective, one number per scored token. A column that is not needed is None.
 
-    In a pack, all columns are on the device of the model, except the mask, which stays on the CPU.
+    Columns are float32, except mask and version. In a pack, all are on the model's device, except the mask (CPU).
 
-    Example: two sampled tokens of a good episode with `masks` text. The grammar allowed only one text at the second.
+    Example: two sampled tokens of a good episode, with algorithm.masks=text. The second was fixed by the grammar.
 
         sampled_logprob_N    [-0.3, -1.2]
         old_logprob_N        [-0.3, -1.2]      the denominator of the ratio
@@ -84,7 +84,7 @@ class TokenColumns:
 
     @property
     def learned_N(self) -> Tensor:
-        """The indices of the tokens that carry loss. They are found on the CPU, so no one waits for a GPU."""
+        """The indices of the tokens that carry loss. They are found on the CPU, so nothing waits for a GPU."""
         return self.carries_loss_N.nonzero().squeeze(1).to(self.old_logprob_N.device, non_blocking=True)
 
     def learned(self) -> TokenColumns:
@@ -116,7 +116,7 @@ def policy_outcome(
     algorithm: AlgorithmConfig,
     kl_coefficient: float,
 ) -> Outcome:
-    """Compute the objective over those scored tokens that carry loss."""
+    """Compute the objective over the scored tokens that carry loss."""
     learned_N = columns.learned_N
     logprob_N, weight_N, columns = scores.logprob_N[learned_N], weight_N[learned_N], columns.learned()
     loss_N, parts = _policy_loss(logprob_N, columns, sequence_N[learned_N], algorithm)
@@ -140,7 +140,7 @@ def policy_outcome(
 def _policy_loss(
     logprob_N: Tensor, columns: TokenColumns, sequence_N: Tensor, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the gated and weighted policy loss per token, and the parts `importance` and `gated` for the metrics."""
+    """Return gate · importance · policy loss per token, and the parts `importance` and `gated` (1 where gate is 0)."""
     old_N, advantage_N = columns.old_logprob_N, columns.advantage_N
     low, high = algorithm.clip_low, algorithm.clip_high
     kept_N, inside_N = logprob_N, None
@@ -192,8 +192,8 @@ def _own_loss(
 def require_sound_loss(algorithm: AlgorithmConfig) -> None:
     """Raise if the user's loss fails on two short sequences.
 
-    Its values and gradients must be finite. Those of one sequence must not depend on the other, because then the loss
-    of a batch would depend on how it is packed.
+    Its values and gradients must be finite. Those of one sequence must not depend on the other sequence. Otherwise
+    the loss of a batch would depend on how it is packed.
     """
     old_N = torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0])
     advantage_N = torch.tensor([1.0, 1.0, 1.0, -0.5, -0.5])

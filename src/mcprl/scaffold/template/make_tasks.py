@@ -8,7 +8,7 @@ from typing import Any
 from server import STOCK
 
 TASKS = Path(__file__).resolve().parent / "tasks"
-HELD_BACK = "cards"  # Training never mentions these items, so no training task reveals an answer of the validation.
+HELD_BACK = "cards"  # Training never mentions these items, so no training task reveals a validation answer.
 SOLD, DELIVERED, FULL = 7, 12, 100
 
 Call = tuple[str, dict[str, Any]]
@@ -45,7 +45,7 @@ def task(
 
 
 def task_files() -> dict[str, str]:
-    """Return both files as text, by name."""
+    """Return the text of both files, by file name."""
     files = {"train.jsonl": [item for item in STOCK if item != HELD_BACK], "validation.jsonl": [HELD_BACK]}
     return {
         name: "".join(f"{json.dumps(line)}\n" for item in items for line in make_tasks(item))

@@ -44,7 +44,7 @@ def put_in(item: str, count: int, context: Context[Any, Any]) -> str:
 
 
 def _room_with(item: str, context: Context[Any, Any]) -> dict[str, int]:
-    """Return the stock room of the calling episode. The model reads the text of the ToolError, so it must help."""
+    """Return the stock room of the calling episode. The model reads the ToolError's text, so make it helpful."""
     if item not in STOCK:
         raise ToolError(f"We do not sell {item!r}, only {', '.join(STOCK)}.")
     return rooms.of(context)

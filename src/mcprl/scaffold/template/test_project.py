@@ -1,4 +1,4 @@
-"""Runs every task on the real server, without a model. Solutions must get the full reward, doing nothing none."""
+"""Runs every task on the real server, without a model. Solutions must earn the full reward, idle episodes nothing."""
 
 import asyncio
 import tempfile
@@ -27,7 +27,7 @@ async def play_all(tasks: Sequence[Task]) -> tuple[tuple[Trial, ...], list[Trial
 
 
 def shown(what: str, trial: Trial) -> str:
-    """Say what earned how much by which checks, and what the tools returned."""
+    """Describe a trial: its reward, the parts of the reward, and what the tools returned."""
     results = [f"{seen.tool} returned: {seen.text}" for turn in trial.turns for seen in turn.observations]
     return "\n    ".join([f"{what} earns {trial.reward}: {dict(trial.parts)}", *results])
 
@@ -44,7 +44,7 @@ class Project(unittest.TestCase):
     def test_the_task_files_are_as_make_tasks_writes_them(self) -> None:
         files = {TASKS / name: text for name, text in task_files().items()}
         old = [path.name for path, text in files.items() if path.exists() and path.read_text() != text]
-        assert not old, f"run python make_tasks.py: {old}"
+        assert not old, f"out of date: {old}; run python make_tasks.py"
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class EventSplitter:
         return _data([*self._lines, bytes(self._unfinished)])
 
     def feed(self, piece: bytes) -> list[ServerEvent]:
-        """Return the events that this piece completes. Stops if an event becomes too large."""
+        """Return the events that this piece completes. If an event becomes too large, the rest is ignored."""
         if self._ended_with_return and piece.startswith(b"\n"):
             piece = piece[1:]
             self._ended_with_return = False
@@ -157,7 +157,7 @@ def request_id_of(content: bytes) -> str | int | None:
 
 
 def cancelled_id_of(content: bytes) -> str | int | None:
-    """Return the id of the request that a cancellation in the body cancels; None for any other body."""
+    """Return the id of the request that this body cancels, or None if the body is not a cancellation."""
     message: dict[str, Any] = from_json(content)
     return message["params"]["requestId"] if message.get("method") == "notifications/cancelled" else None
 
@@ -165,7 +165,7 @@ def cancelled_id_of(content: bytes) -> str | int | None:
 def read_message(
     body: bytes, limits: AnswerLimits
 ) -> JSONRPCRequest | JSONRPCNotification | JSONRPCResponse | JSONRPCError | TransportOutcome:
-    """Parse the bytes as the SDK will: return the JSON-RPC message, or an outcome if they are not a message."""
+    """Parse the bytes as the SDK will. Return the JSON-RPC message, or a TransportOutcome if they are not one."""
     try:
         return jsonrpc_message_adapter.validate_json(body, by_name=False)
     except ValidationError as error:
@@ -201,7 +201,7 @@ def answers(message: object, request_id: str | int) -> bool:
 
 
 def connection_outcome(error: httpx2.RequestError) -> TransportOutcome:
-    """Convert a failed connection to an outcome. The call is certainly undelivered only if nothing was sent."""
+    """Convert a failed connection to an outcome. `delivered` is False only if certainly nothing was sent."""
     text = _one_line(str(error))
     return TransportOutcome(
         trouble=Trouble.BROKEN if isinstance(error, httpx2.DecodingError) else Trouble.UNREACHABLE,
@@ -226,7 +226,7 @@ def broken(what: str, body: bytes) -> TransportOutcome:
 
 
 def status_outcome(status: int, headers: Mapping[str, str], body: bytes) -> TransportOutcome:
-    """Return the outcome for an HTTP status whose body is not a JSON-RPC message."""
+    """Return the outcome for an HTTP response whose body is not a JSON-RPC message."""
     wait_s = retry_after_s(headers)
     if status == 413:
         return TransportOutcome(trouble=Trouble.REFUSED_FOR_SIZE, detail="HTTP 413", delivered=False)
@@ -236,9 +236,9 @@ def status_outcome(status: int, headers: Mapping[str, str], body: bytes) -> Tran
     if status == 503 and wait_s is not None:
         return TransportOutcome(trouble=Trouble.BUSY, detail="HTTP 503", retry_after_s=wait_s)
     if status in {401, 403}:
-        return broken(f"HTTP {status}: the server rejected the key in the headers, or needs one", b"")
+        return broken(f"HTTP {status}: the server needs a key in the headers, or rejected the key", b"")
     if status < 300 and headers.get("content-type"):
-        return broken(f"HTTP {status} with a body of type {_one_line(headers['content-type'])} as the answer", body)
+        return broken(f"HTTP {status} with a {_one_line(headers['content-type'])} body instead of an answer", body)
     outcome = broken(f"HTTP {status} without an answer" if status < 300 else f"HTTP {status}", body)
     return replace(outcome, retry_after_s=wait_s)
 
@@ -246,8 +246,8 @@ def status_outcome(status: int, headers: Mapping[str, str], body: bytes) -> Tran
 def refuses_session(status: int, message: object) -> bool:
     """Return True if the answer to a request with a session id means that the server no longer knows the session.
 
-    By the protocol that is status 404, unless the error in the body is "method not found". Servers based on a common
-    example send 400 and an error without an id whose message mentions the session.
+    In the protocol, status 404 means this, unless the error in the body is "method not found". Servers based on a
+    common example send 400 instead, and an error that has no id and mentions the session.
     """
     if not isinstance(message, JSONRPCError):
         return status == 404

@@ -114,7 +114,7 @@ def json_response(request: httpx2.Request, response: httpx2.Response, body: byte
 def events_response(
     request: httpx2.Request, stream: httpx2.AsyncByteStream, response: httpx2.Response
 ) -> httpx2.Response:
-    """Return the response with our event stream instead of its own."""
+    """Return a copy of the response that has our event stream as its body."""
     headers = {"content-type": EVENTS, **_session_header(response)}
     return httpx2.Response(200, headers=headers, stream=stream, request=request)
 
@@ -272,7 +272,7 @@ class _UnfailingClient(httpx2.AsyncClient):
         self._all_answered = anyio.Event()
 
     async def send(self, request: httpx2.Request, **_: Any) -> httpx2.Response:
-        """Send a request of the SDK. The SDK always asks for a stream and follows redirects itself."""
+        """Send a request for the SDK, which always asks for a stream and follows redirects itself."""
         match request.method:
             case "POST":
                 content = await request.aread()
@@ -440,7 +440,7 @@ class _UnfailingClient(httpx2.AsyncClient):
             elif response.is_error:
                 _logger.warning("server %r: a notification was rejected: HTTP %d", self._name, response.status_code)
             return
-        _logger.warning("server %r: it did not accept a notification within %g s", self._name, _NOTIFY_S)
+        _logger.warning("server %r: a notification was not accepted within %g s", self._name, _NOTIFY_S)
 
     async def _say_goodbye(self, request: httpx2.Request) -> httpx2.Response:
         with anyio.move_on_after(_GOODBYE_S):
@@ -457,7 +457,7 @@ class _UnfailingClient(httpx2.AsyncClient):
     async def _listen(self, request: httpx2.Request) -> httpx2.Response:
         """Open a stream for messages that answer no request, or resume a broken stream.
 
-        The SDK handles its failures and retries. If the SDK is about to give up on a request, that request is answered
+        The SDK handles failures and retries. If the SDK is about to give up on a request, that request is answered
         here.
         """
         last = request.headers.get(LAST_EVENT_ID)
@@ -478,7 +478,7 @@ class _UnfailingClient(httpx2.AsyncClient):
         if exchange is None or not _is_last_try(exchange):
             return response
         await response.aclose()
-        return self._give_up(request, exchange, broken(f"HTTP {response.status_code} instead of the answer", b""))
+        return self._give_up(request, exchange, broken(f"HTTP {response.status_code} instead of an answer", b""))
 
     def _give_up(self, request: httpx2.Request, exchange: Exchange, outcome: TransportOutcome) -> httpx2.Response:
         self._finish(exchange)

@@ -1,4 +1,4 @@
-"""Code of both transports: errors that replace answers, and parsing of JSON-RPC that is cut, broken or too long.
+"""Code for both transports: errors that replace answers, and parsing of JSON-RPC that is cut, broken or too long.
 
 Everything takes linear time and bounded memory: only the beginning and the end of a line above the limit are kept.
 """
@@ -27,8 +27,8 @@ _PLACE = re.compile(r"at line (\d+) column (\d+)$")
 
 
 def beginning_of(raw: bytes, limit: int) -> str:
-    """Return the first `limit` characters of the text in a JSON-RPC result that may be cut anywhere, or else of the
-    bytes.
+    """Return the first `limit` characters of the text in a JSON-RPC result, or of the bytes if they contain no such
+    text. `raw` may be cut anywhere.
 
     It never fails: invalid UTF-8 becomes U+FFFD, and anything that is not JSON is returned as it is.
 
@@ -62,7 +62,7 @@ def _parse(data: bytes) -> Any:
 
 
 def _offset(data: bytes, message: str) -> int:
-    """Return the byte offset of the error whose line and column the parser reports."""
+    """Return the byte offset of a parser error, whose message gives the line and column."""
     place = _PLACE.search(message)
     if place is None:
         return 0
@@ -91,14 +91,14 @@ _PROOF = secrets.token_hex(8)
 
 
 class Trouble(StrEnum):
-    """What happened instead of an answer."""
+    """Why there is no regular answer."""
 
     UNREACHABLE = "unreachable"
     """The connection failed. `delivered` says whether the server may have received the request."""
     BUSY = "busy"
     """The server or a proxy asked the client to retry later."""
     BROKEN = "broken"
-    """Not an answer: an HTTP error status, or bytes that are not JSON-RPC."""
+    """The response is not an answer: it has an HTTP error status, or is not JSON-RPC."""
     REFUSED_FOR_SIZE = "refused_for_size"
     """The server rejected the request because it is too long."""
     TOO_LARGE = "too_large"
@@ -152,7 +152,7 @@ _HALF_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 @dataclass(frozen=True, slots=True)
 class CutLine:
-    """Reports that a line has exceeded the limit. `head` is its beginning; the rest will be dropped.
+    """Takes the place of a line as soon as it exceeds the size limit. `head` is the line's beginning.
 
     CutLine(b'{"jsonrpc":"2.0","id":5,"result":{"content":[{"type":"text","text":"xxxxxxxxxxxx')
     """
@@ -162,7 +162,7 @@ class CutLine:
 
 @dataclass(frozen=True, slots=True)
 class CutLineEnd:
-    """Reports that the cut line has ended. `tail` holds its last bytes.
+    """Follows a CutLine when that line has ended. `tail` holds the line's last bytes; those in between are dropped.
 
     CutLineEnd(b'xxxxxxxxxxxx"}]},"jsonrpc":"2.0","id":5}')
     """
@@ -171,7 +171,7 @@ class CutLineEnd:
 
 
 class LineSplitter:
-    """Splits chunks of bytes into lines.
+    """Splits chunks of bytes into lines. A line above `max_bytes` is replaced by a CutLine and a CutLineEnd.
 
     splitter = LineSplitter(max_bytes=4)
     list(splitter.feed(b"one\\ntwo")) == [b"one"]
@@ -185,7 +185,7 @@ class LineSplitter:
         self._is_cutting = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes | CutLine | CutLineEnd]:
-        """Yield the lines that end in this chunk, without line ends. Too long a line yields CutLine and CutLineEnd."""
+        """Yield the lines that end in this chunk, without line ends. See CutLine for lines that are too long."""
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             if self._line or self._is_cutting or end - start > self._max_bytes:
@@ -241,7 +241,7 @@ def lenient_json(data: bytes) -> Any:
 
 
 def leading_members(line: bytes) -> dict[str, str | int | None]:
-    """Return the first members of an object, up to and including the first value that is not a string or a number.
+    """Return the first members of a JSON object, up to and including the first value that is not a complete scalar.
 
     In a line that is cut or broken, only these are certain: later parts may be text that looks like JSON. A value that
     is not parsed is returned as None.

@@ -1,7 +1,7 @@
-"""The stdio transport of mcprl, which takes time linear in the size of messages and bounded memory.
+"""The stdio transport of mcprl. Its time is linear in the size of messages, and its memory is bounded.
 
 It replaces the SDK's transport, which takes quadratic time for large results, keeps results of any size in memory, and
-never answers a call if the answer cannot be parsed.
+lets a call wait forever if its answer cannot be parsed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class LineReader(asyncio.Protocol):
         self._num_useless_bytes = 0
         self._num_dropped_lines = 0
         self._head_without_id: bytes | None = None
-        """The beginning of a line that is being cut. Its end will show which request it answers."""
+        """The beginning of a line that is being cut. The end of the line will show which request it answers."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.ReadTransport", transport)
@@ -168,7 +168,7 @@ class LineReader(asyncio.Protocol):
             self._deliver(error_for(request_id, TransportOutcome(trouble=Trouble.BROKEN, detail=detail)))
 
     def _begin_cut(self, head: bytes) -> None:
-        """Answer the request of a line that is too long as soon as its id is known, because the line may never end."""
+        """If a line is too long, answer its request as soon as the id is known, because the line may never end."""
         self._flood_timer = asyncio.get_running_loop().call_later(_MAX_FLOOD_S, self._end_flood)
         members = leading_members(head)
         request_id: RequestId | None = None
@@ -221,7 +221,7 @@ class LineReader(asyncio.Protocol):
 
 
 def _certain_members(line: bytes) -> dict[str, Any]:
-    """Return the members of a message that are certain without parsing: the first ones, or else the id at its end."""
+    """Return the members that are certain without parsing the line: the first ones, or else the id at its end."""
     return {"id": id_at_end(line[-_TAIL_BYTES:]), **leading_members(line)}
 
 
@@ -321,7 +321,7 @@ class _Outbox(asyncio.BaseProtocol):
         self._transport.write(data)
 
     def _is_needless(self, message: JSONRPCMessage) -> bool:
-        """Return True if the message cancels a request that was never written because the server did not read."""
+        """Return True if the message cancels a request that was not written, because the server reads nothing."""
         return (
             isinstance(message, JSONRPCNotification)
             and message.method == "notifications/cancelled"

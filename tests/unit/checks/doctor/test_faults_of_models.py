@@ -337,7 +337,7 @@ def test_a_tool_that_is_nearly_too_slow_is_found_with_its_setting(patient):
     patient.set("servers.settings.people.call_deadline_s", 1.0)
     found = judged(patient, trajectory(0, 1.0, seen(0.9)), trajectory(1, 0.0, seen(0.1)))["tool latency"]
     assert found.severity is Severity.WARN
-    assert "servers.settings.people.call_deadline_s" in found.fix
+    assert "raise call_deadline_s or replicas in servers.settings.people" in found.fix
     patient.set("servers.settings.people.call_deadline_s", 2.0)
     followed = judged(patient, trajectory(0, 1.0, seen(0.9)), trajectory(1, 0.0, seen(0.1)))["tool latency"]
     assert followed.severity is Severity.OK

@@ -192,7 +192,7 @@ def missing_server_file(patient, monkeypatch):
     patient.set("servers.file", "elsewhere.json")
 
 
-@fault("server file", BAD, "is not JSON", "correct the file at this place", "E-TOOL-001")
+@fault("server file", BAD, "is not valid JSON", "correct the file at this position", "E-TOOL-001")
 def server_file_that_is_no_json(patient, monkeypatch):
     patient.files["servers.json"] = "{"
 
@@ -251,12 +251,12 @@ def server_that_prints_to_stdout(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person"), mood="chatty")
 
 
-@fault("catalog", BAD, "the servers offer no tools", "enable a server that lists tools", "E-TOOL-004")
+@fault("catalog", BAD, "the servers offer no tools", "enable a server that offers tools", "E-TOOL-004")
 def tools_that_were_never_initialised(patient, monkeypatch):
     patient.servers["people"] = server()
 
 
-@fault("catalog", BAD, "'people' and 'others' both offer a tool 'find_person'", "deny one of the tools", "E-TOOL-002")
+@fault("catalog", BAD, "'people' and 'others' both offer a tool named 'find_person'", "exclude its tool", "E-TOOL-002")
 def two_servers_with_the_same_tool(patient, monkeypatch):
     patient.servers["others"] = server(tool("find_person"))
 
@@ -273,7 +273,7 @@ def tool_with_references_that_multiply(patient, monkeypatch):
     patient.servers["people"] = server(tool("find_person", **schema))
 
 
-@fault("server people", WARN, "the pattern '^(?!x)' of find_person is not enforced", "exclude the tool with deny")
+@fault("server people", WARN, "not enforce the pattern '^(?!x)' of find_person", "servers.settings.people.deny")
 def tool_with_a_pattern_that_is_not_linear(patient, monkeypatch):
     name = {"type": "string", "pattern": "^(?!x)"}
     patient.servers["people"] = server(tool("find_person", type="object", properties={"name": name}))
@@ -326,7 +326,7 @@ def bad_row(patient, monkeypatch):
     patient.tasks[1] = {"id": "hiro", "prompt": "Where is Hiro?", "anwser": "Lima"}
 
 
-@fault("tasks", BAD, "a second task has the id 'ana'", "change its id", "E-TASK-001")
+@fault("tasks", BAD, "an earlier task has the id 'ana'", "change its id", "E-TASK-001")
 def duplicate_ids(patient, monkeypatch):
     patient.tasks[1]["id"] = "ana"
 
@@ -427,7 +427,7 @@ def rubric_that_is_left_out(patient, monkeypatch):
     patient.tasks[0]["rubric"] = "Is it friendly?"
 
 
-@fault("isolation", WARN, "of 1 of 2 tasks is read from server people, which all", "isolation to per_episode")
+@fault("isolation", WARN, "1 of 2 tasks read their `state` from server people", "isolation to per_episode")
 def writes_that_other_episodes_meet(patient, monkeypatch):
     patient.tasks[0]["state"] = [{"tool": "find_person", "arguments": {"name": "Ana"}, "texts": [{"contains": "Rome"}]}]
 
@@ -578,7 +578,7 @@ def warm(patient, *solutions: dict | None) -> None:
 LOOK = {"name": "find_person", "arguments": {"name": "Ana"}}
 
 
-@fault("warm start", BAD, "but 0 of the 2 tasks have a solution", "give tasks a solution", "E-CONF-003")
+@fault("warm start", BAD, "but none of the 2 tasks has a solution", "give tasks a solution", "E-CONF-003")
 def warm_start_without_a_solution(patient, monkeypatch):
     warm(patient, None, None)
 
@@ -597,7 +597,7 @@ def solution_with_too_many_turns(patient, monkeypatch):
 @fault(
     "warm start",
     BAD,
-    "1 solutions and their prompts together exceed model.context_tokens (512)",
+    "1 solutions (each with its prompt) exceed model.context_tokens (512)",
     "raise model.context_tokens",
 )
 def solution_longer_than_the_context(patient, monkeypatch):
@@ -1042,7 +1042,7 @@ async def test_checks_that_depend_on_a_fault_are_skipped(patient):
     assert [one.check for one in findings if one.severity is BAD] == ["installed", "keys"]
     needs = {one.check: one.measured for one in findings if one.severity is None}
     assert needs["servers"] == "skipped: needs an mcpServers file that can be read, and its keys"
-    assert needs["template"] == "skipped: needs 'installed' fixed first"
+    assert needs["template"] == "skipped: needs 'installed' to be fixed first"
 
 
 def test_there_are_at_least_25_faults():

@@ -120,7 +120,7 @@ def test_an_episode_without_learnable_tokens_has_no_advantages():
 
 
 def test_turns_that_do_not_add_up_to_the_reward_are_refused():
-    with pytest.raises(ValueError, match=r"task/1: the rewards of its turns add up to 1, but its reward is 3"):
+    with pytest.raises(ValueError, match=r"episode 1 of task task: .* turns add up to 1, but its reward is 3"):
         made(OTHER, make_episode("cs", (1.0,), reward=3.0))
 
 
@@ -151,5 +151,5 @@ def test_a_reward_that_is_no_number_reaches_every_learnable_token_before_it(rewa
 
 
 def test_readings_that_a_critic_needs_are_named_where_they_are_missing():
-    with pytest.raises(ValueError, match=r"did not provide readings that this objective needs: values$"):
+    with pytest.raises(ValueError, match=r"did not provide values that this objective needs: values$"):
         make_batch(0, [make_group(OTHER, OTHER)], DEFAULTS, Readings())

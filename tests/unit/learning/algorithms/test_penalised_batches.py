@@ -95,7 +95,7 @@ def test_a_penalty_in_the_loss_leaves_rewards_alone():
 
 def test_a_coefficient_of_nothing_needs_no_reference_and_a_real_one_does():
     assert made(config(), Readings(), 0.0).advantages[0][1] > 0
-    with pytest.raises(ValueError, match=r"did not provide readings that this objective needs: reference_logprobs$"):
+    with pytest.raises(ValueError, match=r"did not provide values that this objective needs: reference_logprobs$"):
         made(config(), Readings())
 
 

@@ -127,7 +127,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Update",
     title: "KL",
-    about: "KL in nats per token: to the sampling policy, the same over all sampled tokens, and to the reference.",
+    about: "KL in nats per token: to the sampling policy (over learnable tokens, and over all sampled tokens), and to the reference.",
     series: named(["kl", "sampling policy"], ["kl_unmasked", "all sampled"], ["kl_reference", "reference"]),
     marks: (bounds) => [mark(bounds.kl_target, "target"), mark(bounds.kl_cap, "cap")],
     absent: NO_UPDATE,
@@ -199,7 +199,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Trust",
     title: "Alignment",
-    about: "Share of learned tokens that match the sampled tokens. Below 100% is an error.",
+    about: "Share of learned tokens that match the sampled tokens. Anything below 100% is an error.",
     series: named(["alignment", "aligned"]),
     format: percent,
     range: [null, 1.02],
@@ -256,7 +256,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Tools",
     title: "Tool latency",
-    about: "Mean time from a call to its answer, including waiting and retries.",
+    about: "Mean time from a call to its result, including waiting and retries.",
     series: named(["tool_latency_mean_s", "mean"]),
     format: duration,
     range: [0, null],
@@ -265,7 +265,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Tools",
     title: "Calls",
-    about: "Calls made by the policy in a step, and calls that failed on purpose.",
+    about: "Calls made by the policy in a step, and how many of them failed because an error was injected.",
     series: named(["calls", "calls"], ["calls_injected", "injected failures"]),
     range: [0, null],
     absent: NOT_YET,
@@ -281,7 +281,7 @@ export const CHARTS: ChartSpec[] = [
   {
     section: "Machine",
     title: "Memory",
-    about: "Memory of the trainer, of the processes that it started, and free on the machine, in GiB.",
+    about: "Memory in GiB: used by the trainer, used by the processes that it started, and free on the machine.",
     series: named(["memory_trainer_gib", "trainer"], ["memory_children_gib", "its processes"], ["memory_free_gib", "free"]),
     format: (value) => (value === null ? "–" : `${figure(value)} GiB`),
     range: [0, null],

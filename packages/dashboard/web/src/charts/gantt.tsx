@@ -68,7 +68,7 @@ export function Gantt({ spans }: { spans: Span[] }) {
     <ChartFrame
       wide
       title="Pipeline"
-      about="When each step was collected, learned, published and saved. Gaps mean that the sampler or the learner was idle."
+      about="When the episodes of each step were collected, and its update was made, published and saved. Gaps mean that the sampler or the learner was idle."
       absent={hasSpans ? null : "No timeline recorded yet. It appears after the first step."}
       readout={hasSpans ? totals(spans) : []}
       moment={bar && `${bar.row}${bar.step === null ? "" : `, step ${stepNumber(bar.step)}`}: ${duration(bar.to - bar.from)}`}

@@ -28,7 +28,7 @@ export function TaskPage({ id, task }: { id: string; task: string }) {
         <span class="muted">{several(steps.length, "step")}</span>
         <span class="spacer" />
         <fieldset class="segments">
-          <legend>Member</legend>
+          <legend>Episode</legend>
           {PICKS.map((name) => (
             <label key={name}>
               <input type="radio" name="pick" value={name} checked={pick === name} onChange={() => setQuery({ pick: name === "best" ? null : name })} />

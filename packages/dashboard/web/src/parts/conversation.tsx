@@ -107,7 +107,7 @@ function CallFacts({ seen }: { seen: Observation }) {
   return (
     <span class="call-facts">
       {seen.fault && <span class="badge bad">✗ {visible(words(seen.fault))} fault</span>}
-      {!seen.fault && !seen.worked && <span class="badge warn">! failed on purpose</span>}
+      {!seen.fault && !seen.worked && <span class="badge warn">! injected failure</span>}
       {seen.source !== "live" && <span class="badge plain">{visible(seen.source)}</span>}
       {seen.attempts > 1 && <span class="badge warn">{seen.attempts} attempts</span>}
       {seen.truncated && <span class="badge plain">cut short</span>}

@@ -53,7 +53,7 @@ offered, because a policy that used them would be penalized for correct calls.
 
 
 def offer(needed: Iterable[str], distractors: int, draws: Draws) -> tuple[str, ...]:
-    """Return the needed tools and this number of distractors, in random order."""
+    """Return the needed tools and `distractors` other tools, in random order."""
     wanted = list(dict.fromkeys(needed))
     others: Sequence[str] = [tool for tool in TOOLS if tool not in wanted and not _replaces(tool, wanted)]
     return tuple(draws.shuffled(wanted + draws.some(others, distractors)))
@@ -80,9 +80,9 @@ def generate(
     distractors: int = 3,
     seed: int = 0,
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Generate tasks about the offline world of that seed. Returns the training tasks and the validation tasks.
+    """Generate tasks about the offline world of seed `world`. Returns the training tasks and the validation tasks.
 
-    The same arguments give the same tasks. `difficulties` keep their proportions; for each of them, only tasks of these
+    The same arguments give the same tasks. The `difficulties` keep their proportions in SHARES. Only tasks of these
     `families` are generated (None: all families). No question is in both splits, and validation has wordings that
     training never sees. Raises BadValueError if the world has too few questions.
     """
@@ -107,7 +107,7 @@ def _choose(names: Collection[str] | None, difficulties: Collection[Difficulty])
     unknown = sorted(set(names or ()) - set(possible))
     if unknown:
         raise BadValueError(
-            f"there is no family of {' or '.join(difficulties)} tasks named {unknown[0]}",
+            f"no {' or '.join(difficulties)} task family is named {unknown[0]}",
             fix=f"choose from {', '.join(sorted(possible))}",
         )
     chosen = tuple(family for name, family in possible.items() if names is None or name in names)
@@ -131,7 +131,7 @@ def _numbers(count: int, difficulties: Collection[Difficulty]) -> dict[Difficult
 def _deal_drafts(
     split: str, families: Sequence[Family], number: int, material: Material, *, seed: int, taken: set[tuple[str, ...]]
 ) -> Iterator[tuple[Family, int, Draft]]:
-    """Return this number of drafts, taking the families in turn. An exhausted family is skipped."""
+    """Yield `number` drafts, taking the families in turn. An exhausted family is skipped."""
     streams = deque(
         (family, enumerate(_drafts(family, material.drawing(Draws(seed, "tasks", split, family.name)), taken)))
         for family in families

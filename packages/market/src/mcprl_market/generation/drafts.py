@@ -43,7 +43,7 @@ _NUMBERS_IN_A_POST = 5
 class Material:
     """The part of the world that one split may use, and the random stream that draws from it.
 
-    `rooms` are all channels, for tasks that differ by their company; `channels` are only those of the split. A week is
+    `rooms` are all channels, for tasks split by company or rank; `channels` are only those of the split. A week is
     given by its first and its last trading day. A rank is a position in the list of gainers or losers, from 1.
     """
 
@@ -167,7 +167,7 @@ class Draft:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the goal is unlikely to be met by chance. The checked text also has the number of messages shown."""
+        """False if the message count, which the checked text always contains, would pass as an expected number."""
         numbers = [text for state in self.state for text in state.texts if isinstance(text, HasNumber)]
         return all(abs(number.value - _MESSAGES_SHOWN) > number.tolerance for number in numbers)
 
@@ -201,7 +201,7 @@ class Family:
 
 
 def family(difficulty: Difficulty) -> Callable[[Callable[[Material], Draft | None]], Family]:
-    """Return a decorator that turns a function that draws drafts into a Family. Its last question is held out."""
+    """Return a decorator that turns a function that draws drafts into a Family, whose last wording is held out."""
 
     def made(draw: Callable[[Material], Draft | None]) -> Family:
         name = draw.__name__.replace("_", "-")
@@ -251,14 +251,14 @@ def movers_step(side: str, count: int) -> Step:
 
 
 def python(*expressions: str, given: str = "") -> Step:
-    """Make a step that runs `given`, then prints the expressions to two decimals. Any code is accepted."""
+    """Make a step that runs `given`, then prints the expressions to two decimals. The goal accepts any code."""
     lines = [given] if given else []
     lines += [f'print(f"{{{expression}:.2f}}")' for expression in expressions]
     return call("execute_python", free={"code": "\n".join(lines)})
 
 
 def posting(channel: Channel, message: str) -> Step:
-    """Make a step that posts. The state check covers its channel, because a channel can be given by name or by id."""
+    """Make a step that posts. Its channel is free, as it can be given by name or by id; the state check covers it."""
     return call("send_slack_message", free={"channel": channel.name, "message": message})
 
 

@@ -51,7 +51,7 @@ class Isolation(StrEnum):
 
 
 def likely_isolation() -> Isolation:
-    """Use a fresh user id if we are root and such ids exist here. They do not in a container that maps few ids."""
+    """Return OWN_USER if we are root and fresh user ids exist here. A container that maps few ids has none."""
     if os.geteuid() != 0:
         return Isolation.USER_NAMESPACE
     for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -157,7 +157,7 @@ class Launch:
     ) -> subprocess.Popen[bytes]:
         """Start a worker with these ends of its pipes. This process keeps them open too.
 
-        Its environment has the marks of `mcprl.processes`, by which the guard finds it after our process ends. The code
+        Its environment has the marks that let the guard of `mcprl.processes` kill it after our process ends. The code
         inside never sees them. A worker that waits for a program ends on its own when our process ends.
         """
         if self.bubblewrap is None:

@@ -78,7 +78,7 @@ class Outlet:
         os.set_blocking(fd, False)
 
     def send(self, message: bytes, *, last: bool = False) -> None:
-        """Write a message. After the last one, close the pipe. Call it again only after the reader has answered."""
+        """Write a message; with `last`, close the pipe after it. Await the reader's reply before the next call."""
         self._rest = memoryview(message)
         self._closes = last
         if self._fd is not None:
@@ -181,7 +181,7 @@ class WorkerProcess:
         return self._ended.is_set()
 
     def is_alive(self) -> bool:
-        """Ask the kernel, which notices the end earlier than the event loop."""
+        """Ask the kernel whether it still runs. The kernel notices the end before the event loop does."""
         if self.has_ended:
             return False
         poll = select.poll()
@@ -299,7 +299,7 @@ class WorkerProcess:
         return bytes(kept[_HEADER_BYTES : _HEADER_BYTES + size])
 
     def _has_too_many_files(self) -> bool:
-        """Return True if too many files are open. No process limit covers the kernel memory that files use."""
+        """Return True if the sandbox has too many files. No process limit covers the kernel memory that files use."""
         if self._disk is None:
             return False
         usage = os.fstatvfs(self._disk)
@@ -337,7 +337,7 @@ def _oom_kills() -> int:
 
 @functools.cache
 def _oom_counter() -> Path | None:
-    """Return the file with this count: of our cgroup (version 2 or 1) or of the machine. None on old kernels."""
+    """Return the file that counts out-of-memory kills in our cgroup, or on the machine; None on old kernels."""
     root = Path("/sys/fs/cgroup")
     found = [Path("/proc/vmstat")]
     for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -74,7 +74,7 @@ def _send(pipe: int, message: bytes) -> None:
 
 
 def _confine(setup: dict[str, Any]) -> None:
-    """Apply the limits, then the user, then the filter: each step needs privileges that the next one removes."""
+    """Set the limits, then the user, then the filter: each step needs privileges that the next one removes."""
     for name, bound in setup["limits"].items():
         kind = getattr(resource, name)
         # At the limit of CPU time the code gets SIGXCPU, which names the reason, and SIGKILL a second later.
@@ -105,7 +105,7 @@ def _install_filter(instructions: bytes) -> None:
 
 
 def _call_libc(function: str, *arguments: int | bytes) -> int:
-    """Call a function of the C library like ctypes, but without importing all of ctypes."""
+    """Call a function of the C library as ctypes does, but without importing all of ctypes."""
     import _ctypes
 
     libc = _ctypes.dlopen(None, os.RTLD_NOW)  # pyright: ignore[reportArgumentType] - None: this very process

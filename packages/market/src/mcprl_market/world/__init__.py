@@ -1,4 +1,4 @@
-"""The offline world: a seeded market and chat workspace. All answers that state the same fact agree.
+"""The offline world: a seeded market and chat workspace. If two tools state the same fact, they agree.
 
 Importing this package builds nothing. A world is built when it is first opened.
 """

@@ -66,7 +66,7 @@ def invent_people(draws: Draws, count: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Industry:
-    """An industry, with the second words of its companies' names, its products and its customers.
+    """An industry: its products, its customers, and words that may end its companies' names.
 
     Industry("Semiconductors", ("Semiconductor", "Devices"), ("power chips", "image sensors"), "car makers")
     """
@@ -79,7 +79,7 @@ class Industry:
 
 @dataclass(frozen=True, slots=True)
 class Sector:
-    """A sector. `revenue_per_employee` is in thousands of dollars; `volatility` is that of a daily return."""
+    """A sector. `revenue_per_employee` is in thousands of dollars; `volatility` is per day."""
 
     name: str
     revenue_per_employee: int
@@ -115,7 +115,7 @@ class Business:
     customers="factories", sector=…, revenue=3_100_000_000, operating_margin=0.14, growth=0.06, fiscal_month=3,
     first_price=8125, volatility=0.018, beta=1.1)
 
-    `revenue` is that of the last fiscal year, which ended in `fiscal_month`; `first_price` is in cents.
+    `revenue` is for the last fiscal year, which ended in `fiscal_month`; `first_price` is in cents.
     """
 
     company: Company

@@ -1,7 +1,7 @@
 """The facts that tools state about markets and a team's chat: one kind of record per fact.
 
-The live servers read them from an upstream's JSON, the offline servers from a seeded market. So a tool has one text and
-one structured answer for both. Money is in dollars, times are in New York.
+The live servers read them from an upstream's JSON, the offline servers from a seeded market. So both format a tool's
+text and structured answer with the same code. Money is in dollars, times are in New York.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The offline market of a seed: the source of all answers of the market data and web search tools."""
+"""The offline market of a seed: the data source of the tools for market data and web search."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Market(Ledger):
     """The world generated from a seed: its numbers, and the texts about them.
 
     Market(7) has companies, prices up to `now` (a fixed Friday afternoon in New York), statements, news and web pages.
-    It is the same on every machine. All answers that state the same fact agree.
+    It is the same on every machine. If two tools state the same fact, they agree.
     """
 
     def __init__(self, seed: int) -> None:

@@ -34,7 +34,7 @@ def up_or_down(percent: float, up: str, down: str) -> str:
 
 
 def slug(text: str) -> str:
-    """Format a text for URLs: slug("Valdixen Systems Inc.") is "valdixen-systems-inc"."""
+    """Format a string for URLs: slug("Valdixen Systems Inc.") is "valdixen-systems-inc"."""
     return "-".join("".join(letter if letter.isalnum() else " " for letter in text.lower()).split())
 
 

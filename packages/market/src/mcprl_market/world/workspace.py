@@ -69,7 +69,7 @@ def _working_time(draws: Draws) -> datetime:
 
 
 def _market_talk(ledger: Ledger, draws: Draws, channel: str, at: datetime) -> str:
-    """Return a remark on a company that is true at that time."""
+    """Return a remark on a company. What it says is true at the time `at`."""
     company = draws.choice(ledger.companies)
     symbol = company.symbol
     if channel == "earnings-watch":

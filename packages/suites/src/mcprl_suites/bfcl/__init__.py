@@ -1,4 +1,4 @@
-"""BFCL v4 multi-turn as a suite: 800 conversations with simulators, judged like the benchmark's own checker."""
+"""BFCL v4 multi-turn as a suite: 800 conversations with simulators, judged with the benchmark's own checker."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The server lists all documented functions, because tools are listed before the task is known. Two more tools are only
 for the runtime and never offered to the policy: `bfcl_begin` sets the task and its world, and `bfcl_state` shows that
-world. Calls before `bfcl_begin`, and calls of simulators that the task does not use, are rejected.
+world. Calls before `bfcl_begin`, and calls to simulators that the task does not use, are rejected.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_schema(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a type of the documents to a JSON schema: json_schema({"type": "float"}) is {"type": "number"}."""
+    """Convert a type from the documents to a JSON schema: json_schema({"type": "float"}) is {"type": "number"}."""
     schema = dict(described)
     kind = schema.get("type")
     if kind == "any":
@@ -141,13 +141,13 @@ _FAILURES: Final = (ArithmeticError, AttributeError, LookupError, RecursionError
 
 @cache
 def parameter_names(tool: str) -> tuple[str, ...]:
-    """Return the parameters of a tool in order, for answers with positional arguments."""
+    """Return the parameters of a tool in order, for official answers with positional arguments."""
     method = getattr(simulator_class(all_tools()[tool].simulator), tool)
     return tuple(name for name in inspect.signature(method).parameters if name != "self")
 
 
 def public_state(value: Any) -> Any:
-    """Convert any value of a simulator to JSON. Objects are converted by their public attributes."""
+    """Convert any value of a simulator to JSON. An object becomes a mapping of its public attributes."""
     match value:
         case None | bool() | int() | float() | str():
             return value

@@ -1,7 +1,7 @@
 """The suite `bfcl-multi-turn`: its tasks, the configuration they need, its judge, and scripted episodes.
 
-Functions are listed in the prompt like any tools. If a task holds a function back, calls of it are rejected until a
-user message announces it with its document, because a prompt cannot change after the model has seen it.
+Functions are listed in the prompt like any tools. If a task holds a function back, calls to it are rejected until a
+user message announces and describes it, because a prompt cannot change after the model has seen it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def gold_calls(entry: Entry) -> tuple[tuple[ToolCall, ...], ...]:
 
 
 def read_call(text: str) -> ToolCall:
-    """Parse one call of an answer: read_call("sort('a.txt')") is the call of `sort` with file_name a.txt.
+    """Parse one call of an answer: read_call("sort('a.txt')") is a call to `sort` with file_name a.txt.
 
     Raises ValueError unless the text is one call with literal arguments.
     """
@@ -72,7 +72,7 @@ def read_call(text: str) -> ToolCall:
 
 
 def calls_before_offer(entry: Entry, gold: Sequence[Sequence[ToolCall]]) -> frozenset[str]:
-    """Return the functions that the official answer calls too early (only multi_turn_miss_func_49 has one)."""
+    """Return the functions that the official answer calls before their announcement (only in miss_func_49)."""
     return frozenset(
         call.name
         for announced, names in entry.held_back.items()
@@ -96,7 +96,7 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCall:
-    """A call of the policy. If it never reached a simulator, `refusal` is the text that the policy got.
+    """A call by the policy. If it never reached a simulator, `refusal` is the text that the policy received.
 
     MadeCall(call=ToolCall(name="cd", arguments={"folder": "document"}))
     """
@@ -110,7 +110,7 @@ Steps = Sequence[Sequence[MadeCall]]
 
 
 def check(entry: Entry, made: Sequence[Steps]) -> Failure | None:
-    """Return why the checker rejects the calls after the user messages; None if it accepts them."""
+    """Return why the checker rejects the calls made after each user message; None if it accepts them."""
     gold = gold_calls(entry)
     if len(made) != len(gold):
         return Failure.UNFINISHED
@@ -155,7 +155,7 @@ def _result(simulators: Simulators, made: MadeCall) -> str:
 
 @cache
 def _argument_check(tool: str) -> ArgumentCheck:
-    """Return the check that a call must pass before it is sent. A call that fails it never reached the server."""
+    """Return the check that a call must pass before it is sent. Calls that fail it never reach the server."""
     return ArgumentCheck(tool, "bfcl", all_tools()[tool].parameters)
 
 
@@ -187,7 +187,7 @@ class BfclMultiTurn:
         """Return the configuration with the suite's server and without injected errors, which the checker does not
         expect.
 
-        Raises BadValueError if a grammar constrains turns, because it could not change when functions are announced.
+        Raises BadValueError if a grammar constrains turns, because grammars cannot change when functions are announced.
         """
         if config.sampling.constrain != "off":
             raise BadValueError(
@@ -285,7 +285,7 @@ async def play_calls(task: Task, leases: Leases, calls: Sequence[Sequence[ToolCa
                 await environment.step(_action("", tuple(made)))
             stop = (await environment.step(_action("Done.", ()))).stop
     if stop is not StopReason.ANSWERED:
-        raise ValueError(f"{task.id} ended with {stop} instead of these calls")
+        raise ValueError(f"{task.id} ended with {stop} before all calls were made")
     return environment
 
 

@@ -1,4 +1,4 @@
-"""Loads parts of the `bfcl-eval` wheel: tasks, answers, function documents and simulators of multi-turn.
+"""Loads the multi-turn parts of the `bfcl-eval` wheel: tasks, answers, function documents and simulators.
 
 The rest of the wheel (model handlers, search and memory back ends) needs libraries that are not used here, so the wheel
 is installed without dependencies.
@@ -115,7 +115,7 @@ def _data_folder() -> Path:
     try:
         installed = version("bfcl-eval")
     except PackageNotFoundError as error:
-        raise MissingExtraError("BFCL needs the wheel bfcl-eval, which is not installed", fix=_FIX) from error
+        raise MissingExtraError("BFCL needs the package bfcl-eval, which is not installed", fix=_FIX) from error
     if installed != VERSION:
         # Other versions have other tasks and answers, so scores could not be compared.
         raise MissingExtraError(f"BFCL needs bfcl-eval {VERSION}, but {installed} is installed", fix=_FIX)

@@ -10,4 +10,4 @@ __all__ = ["FAMILIES"]
 FAMILIES: tuple[Family, ...] = tuple(
     value for module in (lookups, computations, reports) for value in vars(module).values() if isinstance(value, Family)
 )
-"""Sorted by definition, because the tasks of a seed depend on the order."""
+"""In the order of definition, because the tasks of a seed depend on it."""
