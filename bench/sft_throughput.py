@@ -13,7 +13,9 @@ packing.
   KIND_tokens, KIND_learned      of all conversations; of the assistant
   KIND_gradient_cosine, KIND_loss_difference       between the two sides
 
-    python bench/sft_throughput.py [--ci] [--rounds N] [--peers-python FILE]
+TRL's side takes up to 10 GB of memory. --out keeps what was measured, so that a run that was stopped continues.
+
+    python bench/sft_throughput.py [--ci] [--rounds N] [--out FOLDER] [--peers-python FILE]
 """
 
 from __future__ import annotations
@@ -145,21 +147,25 @@ def write_work(folder: Path, trajectories: tuple[Trajectory, ...]) -> dict[str, 
     return files
 
 
-def compare(kind: str, count: int, rounds: int, peers_python: Path) -> dict[str, Any]:
+def compare(kind: str, count: int, rounds: int, out: Path, peers_python: Path) -> dict[str, Any]:
     answers: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
-    with tempfile.TemporaryDirectory(prefix="mcprl-bench-") as name:
-        folder = Path(name)
-        trajectories = asyncio.run(play(choose_tasks(kind, count), folder))
-        tokens, learned = sum(len(t.token_ids) for t in trajectories), sum(sum(t.sampled) for t in trajectories)
-        say(f"{kind}: {len(trajectories)} conversations, {tokens} tokens, {learned} of the assistant")
-        files = write_work(folder, trajectories)
-        for number in range(rounds):
-            for side in ("ours", "trl") if number % 2 == 0 else ("trl", "ours"):
+    folder = out / f"{kind}-{count}"
+    folder.mkdir(parents=True, exist_ok=True)
+    trajectories = asyncio.run(play(choose_tasks(kind, count), folder))
+    tokens, learned = sum(len(t.token_ids) for t in trajectories), sum(sum(t.sampled) for t in trajectories)
+    say(f"{kind}: {len(trajectories)} conversations, {tokens} tokens, {learned} of the assistant")
+    files = write_work(folder, trajectories)
+    for number in range(rounds):
+        for side in ("ours", "trl") if number % 2 == 0 else ("trl", "ours"):
+            kept = folder / f"{side}-{number}.json"
+            if not kept.exists():
                 if side == "ours":
-                    answers[side].append(run_side(sys.executable, Path(__file__), "--ours", files[side]))
+                    answer = run_side(sys.executable, Path(__file__), "--ours", files[side])
                 else:
-                    answers[side].append(run_side(peers_python, HERE / "peers" / "trl_sft.py", files[side]))
-        gradients = {side: load_file(folder / f"{side}.safetensors") for side in answers}
+                    answer = run_side(peers_python, HERE / "peers" / "trl_sft.py", files[side])
+                kept.write_text(json.dumps(answer))
+            answers[side].append(json.loads(kept.read_text()))
+    gradients = {side: load_file(folder / f"{side}.safetensors") for side in answers}
     figures: dict[str, Any] = {"tokens": tokens, "learned": learned, "packs": answers["trl"][0]["packs"]}
     for side, own in answers.items():
         for name in ("cpu_s", "wall_s", "peak_mb"):
@@ -173,6 +179,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ci", action="store_true", help="few conversations")
     parser.add_argument("--rounds", type=int, help="how often each side is measured; without it 3, and 1 with --ci")
+    parser.add_argument("--out", type=Path, help="the folder that keeps what was measured; default: a temporary one")
     parser.add_argument(
         "--peers-python",
         type=Path,
@@ -186,8 +193,10 @@ def main() -> int:
         return 0
     rounds = arguments.rounds or (1 if arguments.ci else 3)
     figures: dict[str, Any] = {}
-    for kind in KINDS:
-        figures |= compare(kind, CI if arguments.ci else FULL, rounds, arguments.peers_python)
+    with tempfile.TemporaryDirectory(prefix="mcprl-bench-") as temporary:
+        out = arguments.out or Path(temporary)
+        for kind in KINDS:
+            figures |= compare(kind, CI if arguments.ci else FULL, rounds, out, arguments.peers_python)
     figures["ratio"] = figures["agent_trl_cpu_s"] / figures["agent_ours_cpu_s"]
     figures["own_tools_ratio"] = figures["own_trl_cpu_s"] / figures["own_ours_cpu_s"]
     missed, slow = missed_bars(figures, SAME), missed_bars(figures, SPEED_BARS)
