@@ -21,9 +21,15 @@ from test_two_processes import five_episodes, model_folder, saved, updates  # no
 
 from mcprl.learning import TorchLearner, distributed
 from mcprl.learning.distributed import DistributedLearner
+from mcprl.records import LostEpisode, Trajectory
+from mcprl.training.loop import train
+from mcprl.training.run import open_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "learning"))
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from small_models import small_batch, small_config
+
+from crashing.small_runs import small_run
 
 pytestmark = [
     pytest.mark.process,
@@ -132,3 +138,30 @@ async def test_an_update_waits_for_a_link_that_is_cut_for_20_seconds(hosts, mode
         hosts.link("up")
         found = saved((await asyncio.wait_for(update, 300)).weights)
     assert same(expected, found)
+
+
+class Heard:
+    """Keeps the metrics of each step."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, float]] = []
+
+    def stage(self, text: str) -> None:
+        pass
+
+    def episode_finished(self, step: int, outcome: Trajectory | LostEpisode) -> None:
+        pass
+
+    def step_finished(self, step: int, metrics: Any, verdicts: Any) -> None:
+        self.metrics.append(dict(metrics))
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+async def test_a_run_whose_learner_is_on_two_hosts_makes_all_its_steps(hosts, small_qwen3, tmp_path, processes):
+    config = small_run(tmp_path, "critic", model=small_qwen3, steps=2)
+    learner = config.learner.model_copy(update={"processes": processes, "sharding": "fsdp2"})
+    heard = Heard()
+    async with open_run(config.model_copy(update={"learner": learner}), heard) as run:
+        await train(run)
+    assert [metrics["update_skipped"] for metrics in heard.metrics] == [0.0, 0.0]
+    assert all(metrics["parity_logprob_max_abs_error"] <= 1e-4 for metrics in heard.metrics)

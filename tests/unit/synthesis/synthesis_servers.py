@@ -55,7 +55,7 @@ def make_shop(calls: Counter[str]) -> MCPServer:
 def make_stock() -> MCPServer:
     """How many of a product there are, and notes that can be written."""
     server = MCPServer("stock", version="1", log_level="ERROR")
-    notes = {"welcome": "Read me first"}
+    notes, stocked = {"welcome": "Read me first"}, list(PRODUCTS)[:12]
 
     def count_stock(sku: str) -> str:
         if sku not in PRODUCTS:
@@ -69,9 +69,17 @@ def make_stock() -> MCPServer:
         notes[title] = text
         return "Added."
 
-    for tool in (count_stock, list_notes):
+    def list_skus() -> str:
+        return json.dumps({"skus": stocked})
+
+    def remove_sku(sku: str) -> str:
+        stocked.remove(sku)
+        return "Removed."
+
+    for tool in (count_stock, list_notes, list_skus):
         server.add_tool(tool, annotations=READ)
-    server.add_tool(add_note)
+    for tool in (add_note, remove_sku):
+        server.add_tool(tool)
     return server
 
 

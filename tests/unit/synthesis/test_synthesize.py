@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -25,10 +26,12 @@ from mcprl.records import FinishReason, Source, ToolCall
 from mcprl.servers import make_server
 from mcprl.tasks import load_tasks
 from mcprl.tools import Cassette, ServerSpec, Toolbox
+from mcprl_synthesis.compose import Effect
 from mcprl_synthesis.derived_checks import REWARDS
 from mcprl_synthesis.reading import fields_of, junk
 from mcprl_synthesis.synthesis import Synthesis, synthesize
 from mcprl_synthesis.world import World
+from mcprl_synthesis.writes import draw_write
 from synthesis_servers import (
     INJECTION,
     NAMES,
@@ -120,6 +123,28 @@ def test_no_entity_is_in_both_splits(shop):
     assert not set.intersection(*sides) or len(sides) < 2
 
 
+def test_what_a_task_removes_is_an_entity_and_a_new_word_is_none(shop):
+    _, _, made = shop
+    composer = made.verifier.composer
+    removal = Effect(
+        tool="remove_sku",
+        arguments=(("sku", "SK100"),),
+        payload="sku",
+        marks=(),
+        probe="list_skus",
+        probed=(),
+        removes=True,
+    )
+    note = replace(removal, tool="add_note", arguments=(("title", "x"), ("text", "y")), marks=("title", "text"))
+    removed = [draw_write(composer, [removal], random.Random(number)) for number in range(20)]
+    skus = [dict(plan.steps[-1].given)["sku"] for plan in removed if plan is not None]
+    assert len(set(skus)) >= 5
+    assert [composer.entities(plan, ()) for plan in removed if plan is not None] == [[sku.casefold()] for sku in skus]
+    written = draw_write(composer, [replace(note, payload="title", probe="list_notes")], random.Random(0))
+    assert written is not None
+    assert composer.entities(replace(written, steps=written.steps[-1:]), ()) == []
+
+
 async def test_the_same_seed_and_cassette_give_the_same_bytes_and_make_no_call(shop, tmp_path):
     folder, _, _ = shop
     calls = Counter[str]()
@@ -144,6 +169,14 @@ def broken(tmp_path_factory):
     return asyncio.run(run(folder, specs, cassette=folder / "c.sqlite", count=40))
 
 
+async def test_a_second_run_says_again_which_tools_stopped_and_why(broken, tmp_path):
+    folder = broken.world.log_dir
+    await run(tmp_path, broken.world.specs, cassette=folder / "c.sqlite", count=40)
+    report = (tmp_path / "report.md").read_text()
+    assert "`never_answer` | broken | it failed 3 times (E-TOOL" in report
+    assert report == (folder / "report.md").read_text()
+
+
 def test_a_field_that_changes_by_itself_is_named_and_not_asked_for(broken):
     assert any("read_meter: the Reading" in name for name in broken.verifier.volatile)
     assert not any(ref[1] == "Reading" for draft in broken.drafts for _, ref in draft.plan.operands)
@@ -161,7 +194,6 @@ async def test_no_wrong_task_comes_from_failing_slow_flooding_and_paginated_tool
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not list(Path("/usr/lib").glob("*/faketime")), reason="needs faketime: apt-get install faketime")
 async def test_a_field_that_is_different_tomorrow_is_named_and_not_asked_for(tmp_path):
     specs = [ServerSpec(name="daily", command=sys.executable, args=(synthesis_servers.__file__,))]
     made = await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", count=12)

@@ -17,7 +17,7 @@ from mcprl.records import ToolCall
 from mcprl.seeds import derive_seed
 from mcprl.tools import Catalog
 from mcprl_synthesis.arguments import leaves, shaped, typed
-from mcprl_synthesis.explore import Exploration, Known, Slot, Source, most_common_share
+from mcprl_synthesis.explore import Exploration, Known, Slot, Source, affinity, most_common_share
 from mcprl_synthesis.reading import Ref, expected, fields_of, kind_of, number_of, ref_words, safe, words
 from mcprl_synthesis.world import Access, Look, Seen
 
@@ -205,9 +205,25 @@ class Composer:
             str(value)
             for step in plan.steps
             for name, value in step.given
-            if isinstance(value, str) and len(self.found.proven.get((step.tool, name), ())) >= _FEW
+            if isinstance(value, str) and self._varies(step.tool, name, value)
         ]
         return list(dict.fromkeys(value.casefold() for value in (*given, *links)))
+
+    def _varies(self, tool: str, name: str, value: str) -> bool:
+        """Return True if other tasks may give the argument another known value."""
+        known = [self.found.proven.get((tool, name), ())]
+        return any(len(values) >= _FEW for values in (*known, *self.sources(tool, name, value)))
+
+    def sources(self, tool: str, name: str, value: Any) -> list[list[Any]]:
+        """Return the values from which a value that a tool writes may come, by source. A new word has no source."""
+        if self.catalog[tool].read_only:
+            return []
+        server, catalog = self.catalog[tool].server, self.catalog
+        return [
+            list(values)
+            for source, values in self.found.pool.items()
+            if source[0] and catalog[source[0]].server == server and affinity(name, source) > 0 and value in values
+        ]
 
     def draw(self, shape: str, stream: random.Random) -> Plan | None:
         """Draw a plan of the given shape; None if the draw fails."""

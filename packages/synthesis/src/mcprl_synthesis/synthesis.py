@@ -124,7 +124,8 @@ class Synthesis:
         yield "|---|---|---|---|---|---|"
         for tool in self.world.catalog:
             state = "writes" if self.world.may_call(tool) else "not called: not read-only"
-            state = self.world.cost.stopped.get(tool.name, "read-only" if tool.read_only else state)
+            stopped = self.world.noted("stopped", tool.name, None)
+            state = stopped or ("read-only" if tool.read_only else state)
             known = len(self.found.known.get(tool.name, ()))
             asked = self.world.cost.asked[tool.name]
             yield f"| `{tool.name}` | {tool.server} | {state} | {asked} | {known} | {used[tool.name]} |"
@@ -219,7 +220,7 @@ def _no_tool(world: World, found: Exploration) -> NoReachableToolError:
 def _refusal(world: World, tool: str) -> str:
     """Return why a tool is no longer called, or else its response to a call that failed."""
     answer = world.cost.refused.get(tool, "")
-    return world.cost.stopped.get(tool) or (shorten(f"it answered: {answer}", _SHOWN) if answer else "")
+    return world.noted("stopped", tool, None) or (shorten(f"it answered: {answer}", _SHOWN) if answer else "")
 
 
 def _share(drafts: Sequence[Draft], count: int) -> tuple[Draft, ...]:

@@ -239,7 +239,7 @@ class Look:
     async def _made(self, tool: Tool, make: _Make) -> Seen:
         cost, limit = self.world.cost, self.world.limit_per_tool
         if self.number == 0 and limit is not None and cost.calls[tool.name] >= limit:
-            cost.stopped.setdefault(tool.name, f"the limit of {limit} calls was reached")
+            self._stop(tool, f"the limit of {limit} calls was reached")
         if tool.name in cost.stopped and self.number == 0:
             return Seen(worked=False, text=cost.stopped[tool.name])
         await self.start()
@@ -251,18 +251,22 @@ class Look:
         except ToolServerError as error:
             cost.failures[tool.name] += 1
             if cost.failures[tool.name] >= _FAILURES_PER_TOOL:
-                cost.stopped[tool.name] = f"it failed {_FAILURES_PER_TOOL} times ({error.code})"
+                self._stop(tool, f"it failed {_FAILURES_PER_TOOL} times ({error.code})")
             return Seen(worked=False, text=error.code)
         except BudgetExceededError as error:
-            cost.stopped[tool.name] = "the budget of its server is used up"
+            self._stop(tool, "the budget of its server is used up")
             return Seen(worked=False, text=error.code)
         finally:
             elapsed_s = (time.monotonic() - started) / cost.in_flight
             cost.in_flight -= 1
         cost.seconds[tool.name] = cost.seconds.get(tool.name, 0.0) + elapsed_s
         if cost.seconds[tool.name] > _SECONDS_PER_TOOL:
-            cost.stopped[tool.name] = f"its calls took more than {_SECONDS_PER_TOOL:g} s"
+            self._stop(tool, f"its calls took more than {_SECONDS_PER_TOOL:g} s")
         return Seen(worked=seen.worked and not seen.truncated, text=seen.text)
+
+    def _stop(self, tool: Tool, reason: str) -> None:
+        """Make no more calls of a tool. The reason is recorded, since a second run has it in its report, too."""
+        self.world.cost.stopped.setdefault(tool.name, self.world.noted("stopped", tool.name, reason))
 
 
 def _a_day_ahead(spec: ServerSpec) -> ServerSpec:

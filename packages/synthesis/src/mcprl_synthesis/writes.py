@@ -121,7 +121,8 @@ def draw_write(composer: Composer, effects: Sequence[Effect], stream: random.Ran
     effect = stream.choice(effects)
     given: dict[str, Any] = {}
     for name, value in effect.arguments:
-        given[name] = codeword(stream) if name in effect.marks else _another(composer, effect, name, value, stream)
+        others = next(iter(composer.sources(effect.tool, name, value)), [value])
+        given[name] = codeword(stream) if name in effect.marks else stream.choice(others[:_VALUES])
     steps: list[Step] = []
     linked: tuple[tuple[str, int, Any], ...] = ()
     if not effect.removes and stream.random() < 0.7:
@@ -132,13 +133,3 @@ def draw_write(composer: Composer, effects: Sequence[Effect], stream: random.Ran
         del given[effect.payload]
     steps.append(Step(tool=effect.tool, given=tuple(given.items()), linked=linked))
     return Plan(shape="write", steps=tuple(steps), op="write", operands=(), effect=effect)
-
-
-def _another(composer: Composer, effect: Effect, name: str, value: Any, stream: random.Random) -> Any:
-    """Return another value from the source of a write's value, or the same value if there is none."""
-    server, catalog = composer.catalog[effect.tool].server, composer.catalog
-    for source, values in composer.found.pool.items():
-        is_own = source[0] and catalog[source[0]].server == server and affinity(name, source) > 0
-        if is_own and value in values:
-            return stream.choice(list(values)[:_VALUES])
-    return value
