@@ -41,6 +41,7 @@ from mcprl.tasks import load_tasks
 from mcprl.tasks.validation import normalised_question
 from mcprl.tools import Toolbox, load_server_specs
 from mcprl_synthesis.derived_checks import CHEAP, REWARDS, Call, reward
+from servers.harness import say
 from synthesis_servers import WRITING, write_servers
 
 _PARALLEL = 8
@@ -56,6 +57,10 @@ def _says(text: str, value: Any) -> bool:
     """Return True if a text has a value as a word of its own."""
     shown = f"{value:g}" if isinstance(value, float) else str(value)
     return re.search(rf"(?<!\w){re.escape(shown)}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def _folded(value: Any) -> str:
+    return str(value).casefold()
 
 
 def _leaves(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
@@ -163,11 +168,14 @@ class _Count:
                     found = any(_says(text, value) for text in results[:place])
                     self.wrong["values from nowhere"] += not found
                     links += found
-                others = [other for other in self.pool[call.name, path] if other != value]
+                # An argument is checked without regard to case, and names differ in it between servers.
+                others = [other for other in self.pool[call.name, path] if _folded(other) != _folded(value)]
                 if others and _says(asked, value):
                     changed = replace(call, arguments=_with(call.arguments, path, stream.choice(others)))
                     exchanged = [*calls[:place], changed, *calls[place + 1 :]]
-                    self.wrong["exchanged arguments at 1"] += await self._reward(task, exchanged, answer) >= 1.0
+                    if await self._reward(task, exchanged, answer) >= 1.0:
+                        self.wrong["exchanged arguments at 1"] += 1
+                        say(f"{task.id}: {value!r} of {call.name} may be {changed.arguments}")
         self.linked += links > 0
 
 
