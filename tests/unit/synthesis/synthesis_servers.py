@@ -55,7 +55,7 @@ def make_shop(calls: Counter[str]) -> MCPServer:
 def make_stock() -> MCPServer:
     """How many of a product there are, and notes that can be written."""
     server = MCPServer("stock", version="1", log_level="ERROR")
-    notes, stocked = {"welcome": "Read me first"}, list(PRODUCTS)[:12]
+    notes, stocked, remarks = {"welcome": "Read me first"}, list(PRODUCTS)[:12], {"SK100": "a good one"}
 
     def count_stock(sku: str) -> str:
         if sku not in PRODUCTS:
@@ -76,9 +76,19 @@ def make_stock() -> MCPServer:
         stocked.remove(sku)
         return "Removed."
 
-    for tool in (count_stock, list_notes, list_skus):
+    def list_remarks() -> str:
+        return "Remarks:\n" + "\n".join(f"- {sku}: {text}" for sku, text in remarks.items())
+
+    def get_remark(sku: str) -> str:
+        return f"Remark: {remarks.get(sku, 'none')}"
+
+    def add_remark(sku: str, remark: str) -> str:
+        remarks[sku] = remark
+        return "Added."
+
+    for tool in (count_stock, list_notes, list_skus, list_remarks, get_remark):
         server.add_tool(tool, annotations=READ)
-    for tool in (add_note, remove_sku):
+    for tool in (add_note, remove_sku, add_remark):
         server.add_tool(tool)
     return server
 

@@ -31,7 +31,7 @@ from mcprl_synthesis.derived_checks import REWARDS
 from mcprl_synthesis.reading import fields_of, junk
 from mcprl_synthesis.synthesis import Synthesis, synthesize
 from mcprl_synthesis.world import World
-from mcprl_synthesis.writes import draw_write
+from mcprl_synthesis.writes import draw_write, find_effects
 from synthesis_servers import (
     INJECTION,
     NAMES,
@@ -143,6 +143,13 @@ def test_what_a_task_removes_is_an_entity_and_a_new_word_is_none(shop):
     written = draw_write(composer, [replace(note, payload="title", probe="list_notes")], random.Random(0))
     assert written is not None
     assert composer.entities(replace(written, steps=written.steps[-1:]), ()) == []
+
+
+async def test_a_write_is_proven_by_a_read_of_what_it_was_written_to(shop):
+    _, _, made = shop
+    effects = await find_effects(made.world, made.found, 7)
+    probes = {effect.probe for effect in effects if (effect.tool, effect.payload) == ("add_remark", "remark")}
+    assert probes == {"get_remark"}  # list_remarks shows it, too, whatever it belongs to
 
 
 async def test_the_same_seed_and_cassette_give_the_same_bytes_and_make_no_call(shop, tmp_path):

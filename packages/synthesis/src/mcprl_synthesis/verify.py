@@ -215,7 +215,7 @@ class Verifier:
 
     def _others(self, tool: str, name: str, value: Any) -> list[Any]:
         slot = (tool, name)
-        values = self.composer.values.get(slot, []) or [value]
+        values = self.composer.values.get(slot, []) or next(iter(self.composer.sources(*slot, value)), [value])
         if set(values) == {value}:
             values = [junk(value, random.Random(derive_seed(self.seed, "junk", *slot, str(value))))]
         values = [other for other in dict.fromkeys(values) if other != value]

@@ -24,7 +24,7 @@ from mcprl_synthesis.world import Access, Look, World
 __all__ = ["codeword", "draw_write", "find_effects"]
 
 _COMBINATIONS: Final = 24
-_READS: Final = 12
+_READS: Final = 24
 _EFFECTS_PER_TOOL: Final = 2
 _VALUES: Final = 12
 
@@ -105,15 +105,16 @@ async def _effect_of(
 def _reads(
     world: World, found: Exploration, tool: Tool, arguments: Mapping[str, Any]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return reads of the same server: known ones, and reads of the values that are written."""
-    reads: list[tuple[str, dict[str, Any]]] = []
-    for other in world.catalog:
-        if other.server != tool.server or not other.read_only:
-            continue
-        if len(required(other)) == 1:
-            reads += [(other.name, {required(other)[0]: value}) for value in arguments.values()]
-        reads += [(other.name, dict(known.arguments)) for known in found.known.get(other.name, ())[:3]]
-    return reads[:_READS]
+    """Return reads of the same server: first those of the written values, which show what was written where."""
+    others = [other for other in world.catalog if other.server == tool.server and other.read_only]
+    bound = [
+        (other.name, {required(other)[0]: value})
+        for other in others
+        if len(required(other)) == 1
+        for value in arguments.values()
+    ]
+    known = [(other.name, dict(call.arguments)) for other in others for call in found.known.get(other.name, ())[:3]]
+    return [*bound, *known][:_READS]
 
 
 def draw_write(composer: Composer, effects: Sequence[Effect], stream: random.Random) -> Plan | None:
