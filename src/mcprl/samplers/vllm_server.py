@@ -313,7 +313,8 @@ class VllmProcess:
         self.socket = socket
         self.is_elsewhere = isinstance(process, Elsewhere)
         self._process = process
-        limits = httpx2.Limits(max_connections=None)
+        # vLLM closes a connection that was idle for 5 s, and a request that is sent just then is lost.
+        limits = httpx2.Limits(max_connections=None, keepalive_expiry=1.0)
         self._client = httpx2.AsyncClient(
             base_url=process.url if isinstance(process, Elsewhere) else "http://vllm",
             timeout=deadline_s,
@@ -422,8 +423,11 @@ class VllmProcess:
             finally:
                 await self._client.aclose()
 
-    async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Post a request and return the JSON response, if any. Raises SamplerLostError if the request fails."""
+    async def post(self, path: str, body: dict[str, Any], *, attempts: int = 2) -> Any:
+        """Post a request and return the JSON response, if any. Raises SamplerLostError if the request fails.
+
+        A turn whose connection breaks is sampled again if the server is healthy: `attempts` times in all.
+        """
         try:
             response = await self._client.post(path, json=body)
         except httpx2.TransportError as error:
@@ -432,6 +436,8 @@ class VllmProcess:
                 self.kill()  # it is unknown which weights it has now
             elif late or not await self._process.ends_within(_END_FOLLOWS_S):
                 await self._end_if_broken()
+                if attempts > 1 and not late and path == GENERATE_PATH and self.may_be_asked:
+                    return await self.post(path, body, attempts=attempts - 1)
             remedy = "raise episodes.deadline_s, lower episodes.max_concurrent, or " if late else ""
             raise SamplerLostError(
                 f"vLLM did not respond to {path} ({type(error).__name__})", fix=f"{remedy}read its log at {self.log}"

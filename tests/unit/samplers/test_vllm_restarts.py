@@ -162,6 +162,20 @@ async def test_a_live_server_that_hangs_up_is_not_started_again(tmp_path):
     assert (stand_in.starts, sampler.restarts) == (1, 0)
 
 
+async def test_a_turn_whose_connection_breaks_is_sampled_again_by_the_same_server(tmp_path):
+    asked: list[str] = []
+
+    def answer(path: str, body: dict) -> bytes | None:
+        asked.append(path)
+        return None if asked.count(GENERATE) == 1 and path == GENERATE else usual_answer(path, body)
+
+    async with standing_in(tmp_path, answer) as (sampler, stand_in):
+        turn = await sampler.sample(REQUEST)
+    assert turn.token_ids == (7, 8)
+    assert asked.count(GENERATE) == 2
+    assert (stand_in.starts, sampler.restarts) == (1, 0)
+
+
 class TestAdapters:
     """Versions that are published while turns of earlier ones are in flight."""
 
