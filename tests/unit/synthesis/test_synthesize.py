@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -30,6 +31,7 @@ from mcprl_synthesis.compose import Effect
 from mcprl_synthesis.derived_checks import REWARDS
 from mcprl_synthesis.reading import fields_of, junk
 from mcprl_synthesis.synthesis import Synthesis, synthesize
+from mcprl_synthesis.verify import Verifier
 from mcprl_synthesis.world import World
 from mcprl_synthesis.writes import draw_write, find_effects
 from synthesis_servers import (
@@ -150,6 +152,18 @@ async def test_a_write_is_proven_by_a_read_of_what_it_was_written_to(shop):
     effects = await find_effects(made.world, made.found, 7)
     probes = {effect.probe for effect in effects if (effect.tool, effect.payload) == ("add_remark", "remark")}
     assert probes == {"get_remark"}  # list_remarks shows it, too, whatever it belongs to
+
+
+async def test_a_task_whose_checks_were_not_all_made_is_rejected(shop, tmp_path):
+    """A second run replays what was recorded, and may make no further calls."""
+    folder, _, made = shop
+    shutil.copy(folder / "c.sqlite", tmp_path)
+    with Cassette.open(tmp_path / "c.sqlite", writable=True) as record:
+        async with World(made.world.specs, record, allow_writes=["stock"], log_dir=tmp_path, apart_s=0) as world:
+            world.limit_per_tool = 0
+            verifier = Verifier(world, made.verifier.composer, seed=made.verifier.seed + 1)  # which tries other values
+            why = [await verifier._depends(draft) for draft in made.drafts]
+    assert set(why) == {None, "not verified: the limit of 0 calls was reached"}
 
 
 async def test_the_same_seed_and_cassette_give_the_same_bytes_and_make_no_call(shop, tmp_path):

@@ -19,7 +19,7 @@ from mcprl.tools import Catalog
 from mcprl_synthesis.arguments import leaves, shaped, typed
 from mcprl_synthesis.explore import Exploration, Known, Slot, Source, affinity, most_common_share
 from mcprl_synthesis.reading import Ref, expected, fields_of, kind_of, number_of, ref_words, safe, words
-from mcprl_synthesis.world import Access, Look, Seen
+from mcprl_synthesis.world import Access, CallRefusedError, Look, Seen
 
 __all__ = ["HELD_STYLES", "STYLES", "Composer", "Effect", "Outcome", "Plan", "Step", "execute", "question"]
 
@@ -99,10 +99,13 @@ class Outcome:
     probed: tuple[Seen, Seen] | None = None
 
 
-async def execute(plan: Plan, look: Look, catalog: Catalog) -> Outcome | str:
-    """Make the calls of a plan. Return the outcome, or the reason why the plan has no answer."""
+async def execute(plan: Plan, look: Look, catalog: Catalog, *, strict: bool = False) -> Outcome | str:
+    """Make the calls of a plan. Return the outcome, or the reason why the plan has no answer.
+
+    With `strict`, raise CallRefusedError if a call is not made.
+    """
     async with look.lease(None) as access:
-        outcome = await _execute(plan, access, catalog)
+        outcome = await _execute(plan, access, catalog, strict=strict)
         if plan.effect is None or isinstance(outcome, str):
             return outcome
         probe, asked = plan.effect.probe, plan.effect.probe_arguments(outcome.flat[-1])
@@ -110,7 +113,7 @@ async def execute(plan: Plan, look: Look, catalog: Catalog) -> Outcome | str:
         return replace(outcome, probed=(await look.read(probe, asked), after))
 
 
-async def _execute(plan: Plan, access: Access, catalog: Catalog) -> Outcome | str:
+async def _execute(plan: Plan, access: Access, catalog: Catalog, *, strict: bool) -> Outcome | str:
     calls: list[ToolCall] = []
     flat: list[dict[str, Any]] = []
     seen: list[Seen] = []
@@ -126,6 +129,8 @@ async def _execute(plan: Plan, access: Access, catalog: Catalog) -> Outcome | st
         flat.append(arguments)
         calls.append(ToolCall(name=step.tool, arguments=shaped(catalog[step.tool], arguments)))
         seen.append(await access.see(step.tool, calls[-1].arguments))
+        if strict and seen[-1].refused:
+            raise CallRefusedError(seen[-1].text)
         if not seen[-1].worked:
             return "a call failed"
     values = [value for place, ref in plan.operands if (value := fields_of(seen[place].text).get(ref)) is not None]

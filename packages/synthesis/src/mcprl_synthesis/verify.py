@@ -29,7 +29,7 @@ from mcprl_synthesis.arguments import shaped
 from mcprl_synthesis.compose import HELD_STYLES, STYLES, Composer, Outcome, Plan, execute, question
 from mcprl_synthesis.derived_checks import CHEAP, REWARDS, Call, Conversation, Corpus, prove, reward, why_unproven
 from mcprl_synthesis.reading import expected, fields_of, junk, words
-from mcprl_synthesis.world import Look, Seen, World
+from mcprl_synthesis.world import CallRefusedError, Look, Seen, World
 
 __all__ = ["Draft", "Verifier"]
 
@@ -170,20 +170,27 @@ class Verifier:
         return Goal(calls=calls, in_any_order=True, state=(state,))
 
     async def _depends(self, draft: Draft) -> str | None:
-        """Check that each given argument matters: other proven values give another answer, which earns less than 1."""
+        """Check that each given argument matters, and that a trivial write earns little."""
+        try:
+            return await self._perturbed(draft) or await self._resists_cheap_writes(draft)
+        except CallRefusedError as error:
+            return f"not verified: {error}"
+
+    async def _perturbed(self, draft: Draft) -> str | None:
+        """Check that other proven values of each argument give another answer, which earns less than 1."""
         plan, look = draft.plan, self.world.look(0)
         for place, step in enumerate(plan.steps):
             for name, value in step.given:
                 others = self._others(step.tool, name, value)[: _OTHER_VALUES if plan.effect is None else 1]
                 plans = [with_argument(plan, place, name, other) for other in others]
-                outcomes = [await execute(each, look, self.world.catalog) for each in plans]
+                outcomes = [await execute(each, look, self.world.catalog, strict=True) for each in plans]
                 made = [each for each in outcomes if isinstance(each, Outcome)]
                 if any([await self._earned(draft, each.calls, each.answer, each) >= 1.0 for each in made]):
                     return "a perturbed call still earns 1"
                 check = draft.task.goal.answer
                 if made and check is not None and all(meets(check, each.answer) for each in made):
                     return "an argument does not change the answer"
-        return await self._resists_cheap_writes(draft) if plan.effect is not None else None
+        return None
 
     async def _earned(
         self, draft: Draft, calls: Sequence[ToolCall], answer: str, outcome: Outcome | None = None
@@ -195,8 +202,8 @@ class Verifier:
     async def _resists_cheap_writes(self, draft: Draft) -> str | None:
         """Check that writing the question, all results, or a wrong value earns at most `CHEAP`."""
         effect, (*reads, write) = draft.plan.effect, draft.outcome.calls
-        assert effect is not None
-        assert draft.outcome.probed is not None
+        if effect is None or draft.outcome.probed is None:
+            return None
         before, after = draft.outcome.probed
         state = draft.task.goal.state[0]
         if len(state.texts) < (1 if effect.removes else 2):
@@ -245,10 +252,9 @@ class Verifier:
         key = normalised_question(draft.task)
         if key in self._asked:
             return "a duplicate"
-        cheap = None if draft.plan.effect is None else await self._resists_cheap_writes(draft)
         family = [other for other in self.drafts if other.plan.family == draft.plan.family]
         corpus = Corpus([conversation_of(draft if other.task.id == draft.task.id else other) for other in family])
-        why = cheap or self._resists(draft, corpus) or await self._plays(self.world.look(2), draft)
+        why = await self._depends(draft) or self._resists(draft, corpus) or await self._plays(self.world.look(2), draft)
         if why is None:
             self._asked.add(key)
         return why

@@ -27,7 +27,7 @@ from mcprl.tools.connection import START_S
 from mcprl.tools.session import offered_values
 from mcprl_synthesis.arguments import shaped
 
-__all__ = ["Access", "Look", "Seen", "World"]
+__all__ = ["Access", "CallRefusedError", "Look", "Seen", "World"]
 
 _JOURNAL: Final = "mcprl-synthesis"
 _SECONDS_PER_TOOL: Final = 240.0
@@ -38,12 +38,18 @@ _FAKETIME: Final = ("lib*/faketime/libfaketimeMT.so.1", "lib*/*/faketime/libfake
 _A_DAY_AHEAD: Final = {"FAKETIME": "+1d", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Seen:
-    """The result of a call. `worked` is False for errors, truncated results, and calls that were not made."""
+    """The result of a call. `worked` is False for errors, truncated results, and calls that were not made, which are
+    `refused`."""
 
     worked: bool
     text: str
+    refused: bool = False
+
+
+class CallRefusedError(Exception):
+    """A call of a verification was not made, because the tool is no longer called: it shows nothing."""
 
 
 @dataclass(slots=True)
@@ -226,10 +232,9 @@ class Look:
         found = cassette.find(*place, key)
         if found is not None:
             self.world.cost.replayed += 1
-            worked, text = json.loads(found.text)
-            return Seen(worked=worked, text=text)
+            return Seen(*json.loads(found.text))
         seen = await self._made(tool, make)
-        cassette.record(*place, key, json.dumps([seen.worked, seen.text], ensure_ascii=False))
+        cassette.record(*place, key, json.dumps([seen.worked, seen.text, seen.refused], ensure_ascii=False))
         if seen.worked and tool.read_only and self.number == 0 and set(key) == {"arguments"}:
             # Also as training finds it.
             version = self.toolbox.definitions[tool.server][0]
@@ -241,7 +246,7 @@ class Look:
         if self.number == 0 and limit is not None and cost.calls[tool.name] >= limit:
             self._stop(tool, f"the limit of {limit} calls was reached")
         if tool.name in cost.stopped and self.number == 0:
-            return Seen(worked=False, text=cost.stopped[tool.name])
+            return Seen(worked=False, text=cost.stopped[tool.name], refused=True)
         await self.start()
         cost.calls[tool.name] += 1
         cost.in_flight += 1
@@ -331,7 +336,9 @@ class Access:
         return await self.probe(call)
 
     async def probe(self, call: ToolCall) -> Observation:
-        """Make a call for the environment."""
+        """Make a call for the environment. Raises CallRefusedError if it is not made."""
         seen = await self.see(call.name, call.arguments)
+        if seen.refused:
+            raise CallRefusedError(seen.text)
         shown = Observation(tool=call.name, server=self._look.world.catalog[call.name].server, text=seen.text)
         return shown if seen.worked else replace(shown, fault=Fault.POLICY)
