@@ -145,14 +145,19 @@ def _own_cpu_s(process: psutil.Process) -> float:
         return 0.0
 
 
-def keep_adapters(run: Path, kept: Path, marks: Collection[int]) -> Callable[[int], None]:
-    """Return a function that copies the adapter after each step of `marks` to kept/STEP, while it still exists."""
+def keep_adapters(run: Path, kept: Path, marks: Collection[int], start: Path | None = None) -> Callable[[int], None]:
+    """Return a function that copies the adapter after each step of `marks` to kept/STEP, while it still exists.
+
+    The run began with the adapter `start`, which is its version 0.
+    """
 
     def keep(steps: int) -> None:
         rows = read_lines(run / "metrics.jsonl")
         for mark in sorted(mark for mark in marks if mark <= steps and not (kept / str(mark)).exists()):
             version = round(rows[mark - 1]["weights_version"])
             found = [folder for folder in (run / "weights").glob("v*") if folder.name.lstrip("v0") == str(version)]
+            if version == 0 and start is not None:
+                found = [start]
             if not found:
                 raise SystemExit(f"the adapter of step {mark} of {run} is gone; delete {run} and start it again")
             shutil.copytree(found[0], kept / f"{mark}.partial", dirs_exist_ok=True)

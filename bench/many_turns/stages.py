@@ -121,10 +121,12 @@ def _rl(place: Place) -> None:
         raise SystemExit(f"{start} has no adapter: run the stage sft first")
     settings = [f"model.adapter={adapters[-1]}", *place.arm.rl]
     config = load_recipe(place.arm.recipe, [*place.arm.settings, *place.arm.rl])
-    _train(place, "train", "rl", settings, _quarters(config.training.steps))
+    _train(place, "train", "rl", settings, _quarters(config.training.steps), adapters[-1])
 
 
-def _train(place: Place, command: str, stage: str, settings: Sequence[str], marks: Sequence[int]) -> None:
+def _train(
+    place: Place, command: str, stage: str, settings: Sequence[str], marks: Sequence[int], start: Path | None = None
+) -> None:
     """Train, or resume, and evaluate the adapter after each step of `marks`."""
     name = f"{place.name}-{stage}"
     folder = name if command == "train" or name.endswith("-sft") else f"{name}-sft"  # as `mcprl sft` names it
@@ -136,7 +138,7 @@ def _train(place: Place, command: str, stage: str, settings: Sequence[str], mark
             own = [f"name={name}", f"seed={place.seed}", f"training.outputs={run.parent}"]
             words = [word for each in (*place.arm.settings, *settings, *own) for word in ("--set", each)]
             line = mcprl_command(command, place.arm.recipe, *words)
-        run_watched(line, rows, spending, keep_adapters(run, place.kept(stage), marks), saved=saved_steps(run))
+        run_watched(line, rows, spending, keep_adapters(run, place.kept(stage), marks, start), saved=saved_steps(run))
     steps = read_lines(rows)
     if len(steps) < marks[-1]:  # the validation loss had stopped falling: this adapter is that of the lowest
         marks = [*(mark for mark in marks if mark < len(steps)), len(steps)]

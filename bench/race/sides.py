@@ -102,7 +102,7 @@ def _train_ours(race: Race, side: str, seed: int, run: Path, kept: Path, marks: 
         own = [f"name={run.name}", f"seed={seed}", f"training.outputs={run.parent}", f"training.steps={race.steps}"]
         words = [*race.settings, *race.ours, f"model.adapter={race.start}", *own]
         line = mcprl_command("train", race.recipe, *(word for each in words for word in ("--set", each)))
-    keep = keep_adapters(run, kept, marks)
+    keep = keep_adapters(run, kept, marks, race.start)
     spending, log = results / "spending.jsonl", results / "log.txt"
     run_watched(line, run / "metrics.jsonl", spending, keep, saved=saved_steps(run), log=log)
 
