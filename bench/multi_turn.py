@@ -14,13 +14,18 @@ it is (plain), and with a quarter of the calls failing on purpose (errors). `--c
     python bench/multi_turn.py report [--arm recipe] [--write docs/results.md]
 
 An ablation is an arm of its own: `--arm` names it, `--set` changes the recipe for all its stages, `--sft-set` and
-`--rl-set` for one, and `--start ARM` takes the SFT adapter of another arm with the same seed. What is finished is not
+`--rl-set` for one, and `--start ARM` takes the SFT adapter of another arm with the same seed. Errors in training are
+`--rl-set episodes.injected_errors=0.1`: with `--set` they would be in every evaluation, too. What is finished is not
 repeated, and what was interrupted, also by kill -9, is resumed. Results are in bench/results/multi_turn/ARM-SEED, runs
 and adapters in --out.
 
-`report` reads the results only. Figures, of all seeds together: PHASE_success, _low and _high (95% interval by task),
-and the same of the tasks with N calls, PHASE_callsN_…; phases are untrained, sft (the recipe's), sft_best (the best on
-the validation tasks of all SFT adapters of a seed), sft_whole (the end of long) and rl.
+`report` reads the results only. With `--write` it fills the marks multi-turn, multi-turn-seeds, multi-turn-kinds,
+multi-turn-failures, multi-turn-arms and multi-turn-transcripts of a page and draws docs/assets/multi-turn-success.svg
+and multi-turn-course.svg, else it writes bench/results/multi_turn/report-ARM.md.
+
+Figures, of all seeds together: PHASE_success, _low and _high (95% interval by task), and the same of the tasks with N
+calls, PHASE_callsN_…; phases are untrained, sft (the recipe's), sft_best (the best on the validation tasks of all SFT
+adapters of a seed), sft_whole (the end of long) and rl.
 
   rl_over_sft           success after RL ÷ the better of sft_best and sft_whole
   intervals_apart       1 if the interval of rl is above that of both

@@ -17,6 +17,8 @@ GRPOConfig, and `report` counts them. What is finished is not repeated, and what
 its newest checkpoint. Logs, spending and evaluations are in bench/results/race/NAME-SIDE-SEED, runs and adapters in
 --out.
 
+`report --write` fills the mark race of a page and draws docs/assets/race.svg.
+
 Figures, with SIDE and the condition plain or free, means over seeds: SIDE_CONDITION_cpu_s_30, _wall_s_30 and
 _episodes_30 until 30% (40, 50) held-out success was measured first, missing if a seed did not reach it;
 SIDE_CONDITION_final and SIDE_cpu_s, _wall_s, _episodes of the whole training; SIDE_trials, the number of names.

@@ -167,7 +167,8 @@ def _sft_steps(arm: Arm) -> int:
 
 def _affordable_steps(place: Place) -> int:
     """How many steps of SFT cost as many processor seconds as SFT and RL together, a start included."""
-    sft, rl = (read_spending(place.results / f"spending-{stage}.jsonl") for stage in ("sft", "rl"))
+    start = RESULTS / f"{place.arm.start or place.arm.name}-{place.seed}"
+    sft, rl = read_spending(start / "spending-sft.jsonl"), read_spending(place.results / "spending-rl.jsonl")
     if len(sft) < 2 or not rl:
         raise SystemExit(f"the stages sft and rl of {place.name} come first: they are the budget of the long SFT")
     per_step = (sft[-1].cpu_s - sft[0].cpu_s) / (sft[-1].steps - sft[0].steps)

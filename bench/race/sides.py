@@ -126,7 +126,8 @@ def _train_trl(race: Race, side: str, seed: int, run: Path, kept: Path, marks: t
     }
     file = run / "work.json"
     file.write_text(json.dumps(work, indent=1))
-    saved = max((int(path.name.rpartition("-")[2]) for path in run.glob("checkpoint-*")), default=0) // updates
+    whole = [path.parent.name for path in run.glob("checkpoint-*/trainer_state.json")]
+    saved = max((int(name.rpartition("-")[2]) for name in whole), default=0) // updates
     sources = [str(ROOT / "src"), *(str(path) for path in ROOT.glob("packages/*/src"))]
     path = os.pathsep.join((*sources, os.environ.get("PYTHONPATH", "")))
     more = {
