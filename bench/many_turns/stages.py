@@ -146,6 +146,8 @@ def _train(
     kept = [{key: row[key] for key in KEPT_METRICS if key in row} for row in steps]
     (place.results / f"metrics-{stage}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     for mark in marks:
+        if not (place.kept(stage) / str(mark)).exists():
+            raise SystemExit(f"{run} went on while nobody kept its adapter of step {mark}: delete it and start again")
         for condition in place.arm.conditions:
             result = place.results / f"{condition}-{stage}-{mark:03d}.json"
             out = place.outputs / "evaluations" / f"{name}-{mark}-{condition}"
