@@ -8,7 +8,7 @@ else a side can do for itself it may: mcprl its grammar, vLLM and shared prefixe
 Each `--every` steps the adapter is kept. Afterwards `mcprl eval` plays the validation tasks with it, under the grammar
 (plain) and without it (free), for all sides alike.
 
-    python bench/multi_turn_race.py run [--sides ours shipped patched] [--seeds 1] [--steps 24] [--every 4]
+    python bench/multi_turn_race.py run [--sides ours shipped patched] [--seeds 1] [--steps 16] [--every 4]
     python bench/multi_turn_race.py run --name rate2 --sides patched --trl-set learning_rate=1e-3
     python bench/multi_turn_race.py report [--name race] [--write docs/results.md]
 
@@ -50,7 +50,7 @@ def parsed() -> argparse.Namespace:
     run.add_argument("--seeds", nargs="+", type=int, default=[1])
     run.add_argument("--recipe", type=Path, default=RECIPE)
     run.add_argument("--start", type=Path, help="adapter to start from; without it, one is made by `mcprl sft`")
-    run.add_argument("--steps", type=int, default=24)
+    run.add_argument("--steps", type=int, default=16)
     run.add_argument("--every", type=int, default=4, help="steps between kept adapters")
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe, for all sides")
     run.add_argument("--ours-set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe, for ours")
