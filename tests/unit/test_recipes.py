@@ -15,6 +15,7 @@ from mcprl.records import Task
 from mcprl.servers.directory import PEOPLE
 from mcprl.tasks import load_preamble, load_tasks, make_order
 from mcprl.tools import load_server_specs
+from mcprl_market.generation import FAMILIES
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 HELLO = Path(__file__).parents[2] / "recipes" / "hello"
@@ -87,6 +88,43 @@ def test_the_preamble_gives_no_hello_answer_away_and_its_own_are_right():
         if question["role"] == "user":
             expected = solution(Task(id="example", prompt=(question,), goal=HELLO_TASKS[0].goal))
             assert answer["content"] == expected[0]
+
+
+MULTI = {name: load_tasks(HELLO.parent / "finance-multi" / f"{name}.jsonl") for name in ("train", "validation")}
+PREFIXES = {"fmp": "fmp", "polygon": "polygon", "tavily": "tavily", "list": "slack", "send": "slack"}
+
+
+def asked_for(task: Task) -> set[str]:
+    """The tickers and names that a question is about, as its calls and its stored results name them."""
+    assert task.solution is not None
+    values = [value for call in task.solution.calls for value in call.arguments.values() if isinstance(value, str)]
+    return {word.upper() for value in values for word in re.findall(r"\b[A-Z]{3,4}\b|\b[a-z]{3,4}(?=_price)", value)}
+
+
+@pytest.mark.parametrize("tasks", MULTI.values(), ids=MULTI.keys())
+def test_multi_turn_tasks_take_two_or_three_calls_over_two_servers_with_few_tools_on_offer(tasks):
+    for task in tasks:
+        assert task.solution is not None
+        called = [call.name for call in task.solution.calls]
+        assert 2 <= len(called) <= 3, task.id
+        assert len({PREFIXES.get(name.split("_")[0], "python") for name in called}) == 2, task.id
+        assert set(called) <= set(task.tools or ()), task.id
+        assert 4 <= len(task.tools or ()) <= 6, task.id
+
+
+def test_no_company_of_a_multi_turn_validation_task_is_in_training_and_half_of_their_wordings_are_new():
+    companies = {name: {word for task in tasks for word in asked_for(task)} for name, tasks in MULTI.items()}
+    assert len(companies["train"]) >= 40
+    assert len(companies["validation"]) >= 10
+    assert companies["train"].isdisjoint(companies["validation"])
+    families = {family.name: family for family in FAMILIES}
+    new = 0
+    for task in MULTI["validation"]:
+        family = families[task.id.removeprefix("validation-").rpartition("-")[0]]
+        fixed = max(re.split(r"\{\w+\}", family.held_out[0]), key=len)
+        new += fixed in task.prompt[0]["content"]
+    assert 0.45 <= new / len(MULTI["validation"]) <= 0.55
+    assert sum(bool(task.goal.state) for task in MULTI["validation"]) >= 40
 
 
 def test_no_zone_of_the_hello_recipe_observes_daylight_saving_time_until_2030():

@@ -1,0 +1,1 @@
+"""The sides of bench/multi_turn_race.py."""
