@@ -218,8 +218,8 @@ def _no_tool(world: World, found: Exploration) -> NoReachableToolError:
 
 def _refusal(world: World, tool: str) -> str:
     """Return why a tool is no longer called, or else its response to a call that failed."""
-    answer = world.cost.refused.get(tool, "")
-    return world.cost.stopped.get(tool) or (shorten(f"it answered: {answer}", _SHOWN) if answer else "")
+    answer = world.cost.refused.get(tool)
+    return shorten(world.cost.stopped.get(tool) or (f"it answered: {answer}" if answer else ""), _SHOWN)
 
 
 def _share(drafts: Sequence[Draft], count: int) -> tuple[Draft, ...]:
@@ -272,8 +272,7 @@ class _Filler:
         for _ in range(_DRAWS_PER_TASK * (wanted + 1)):
             if len(plans) >= wanted:
                 break
-            writes = shape == "write"
-            plan = draw_write(composer, self.effects, stream) if writes else composer.draw(shape, stream)
+            plan = draw_write(composer, self.effects, stream) if shape == "write" else composer.draw(shape, stream)
             if plan is None or repr(plan) in self.drawn:
                 continue
             if self.families[plan.family] + here[plan.family] >= max(4, self.count // 8):
