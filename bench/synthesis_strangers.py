@@ -1,4 +1,4 @@
-"""Five servers that mcprl was never tried with: what `mcprl tasks synthesize` reaches, with and without hints.
+"""Seven servers that mcprl was never tried with: what `mcprl tasks synthesize` reaches, with and without hints.
 
     python bench/synthesis_strangers.py [--count 40] [NAME …]
 
@@ -6,7 +6,8 @@ Each is installed from PyPI or npm into an environment of its own, .cache/strang
 data. Results are in bench/results/synthesis_strangers.json, and the last line has, by server, and then without and with
 hints:
 
-  tools, reached        number of tools; those that answered a call
+  tools_reached         tools that answered a call
+  unreached             read-only tools that answered none, and their arguments
   tasks, shapes         tasks, and their shapes
   wrong                 what `bench/synthesis.py` counts as wrong in these tasks, on fresh servers
   rejected, volatile    rejected candidates by reason; fields that change
@@ -43,13 +44,13 @@ PORT = 8907
 
 def pages(folder: Path, address: str, suffix: str) -> list[str]:
     """Write a page for each person; return their addresses."""
-    addresses = {row["name"]: f"{address}/{row['name'].lower()}.{suffix}" for row in people()}
-    for row in PEOPLE:
-        lines = (f"Town: {row['town']}", f"Born: {row['born']}", f"Friend: {addresses[row['friend']]}")
+    addresses = [f"{address}/{row['name'].lower()}.{suffix}" for row in PEOPLE]
+    for place, row in enumerate(PEOPLE):
+        lines = (f"Town: {row['town']}", f"Born: {row['born']}", f"Friend: {addresses[place - 7]}")
         html = f"<h1>{row['name']}</h1>" + "".join(f"<p>{line}</p>\n" for line in lines)
         text = html if suffix == "html" else "\n".join(lines)
         (folder / f"{row['name'].lower()}.{suffix}").write_text(text)
-    return [addresses[row["name"]] for row in PEOPLE]
+    return addresses
 
 
 def duckdb(folder: Path) -> dict[str, Any]:
@@ -82,6 +83,39 @@ def scripts(folder: Path) -> dict[str, Any]:
         (folder / f"{row['name'].lower()}.js").write_text(unused)
     files = [str(folder / f"{row['name'].lower()}.js") for row in PEOPLE]
     return {"values": {"filePaths": files}, "settings": {"eslint": {"read_only": ["lint-files"]}}}
+
+
+def workbook(folder: Path) -> dict[str, Any]:
+    rows = [[row["name"], row["town"], row["born"]] for row in PEOPLE]
+    sheets = {row["name"]: [["name", "town", "born"], *rows[place - 5 : place]] for place, row in enumerate(PEOPLE, 5)}
+    script = (
+        "import json, openpyxl, sys; book = openpyxl.Workbook(); book.remove(book.active)\n"
+        "for name, rows in json.loads(sys.argv[1]).items():\n"
+        "    sheet = book.create_sheet(name); [sheet.append(row) for row in rows]\n"
+        "book.save('shop.xlsx')"
+    )
+    subprocess.run([HOMES / "excel" / "bin" / "python", "-c", script, json.dumps(sheets)], cwd=folder, check=True)
+    return {"values": {"path": ["shop.xlsx"]}}
+
+
+def board(folder: Path) -> dict[str, Any]:
+    words = ["init", "shop", "--defaults", "--no-git", "--integration-mode", "none"]
+    program = HOMES / "backlog" / "node_modules/.bin/backlog"
+    subprocess.run([program, *words], cwd=folder, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    for place, row in enumerate(PEOPLE):
+        front = {
+            "id": f"TASK-{place + 1}",
+            "title": f"Call {row['name']}",
+            "status": ("To Do", "In Progress", "Done")[place % 3],
+            "assignee": [PEOPLE[place - 7]["name"].lower()],
+            "created_date": f"{row['born']}-03-04 05:06",
+            "labels": [row["town"].lower()],
+            "dependencies": [f"TASK-{row['born'] % place + 1}"] if place else [],
+            "ordinal": 1000 * place + row["born"],
+        }
+        text = f"---\n{yaml.safe_dump(front)}---\n\n## Description\n\n{row['name']} lives in {row['town']}.\n"
+        (folder / "backlog" / "tasks" / f"task-{place + 1} - Call-{row['name']}.md").write_text(text)
+    return {"values": {"query": [row["name"] for row in PEOPLE]}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +158,22 @@ STRANGERS = {
         prepare=thoughts,
     ),
     "eslint": Stranger(index="npm", package="@eslint/mcp", version="0.3.13", program="mcp", prepare=scripts),
+    "excel": Stranger(
+        index="PyPI",
+        package="excel-mcp-server",
+        version="2.2.2",
+        program="excel-mcp-server",
+        prepare=workbook,
+        arguments=("stdio", "--allow-dir", "."),  # paths in its folder
+    ),
+    "backlog": Stranger(
+        index="npm",
+        package="backlog.md",
+        version="1.52.0",
+        program="backlog",
+        prepare=board,
+        arguments=("mcp", "start"),
+    ),
 }
 
 
@@ -156,8 +206,14 @@ def synthesize(folder: Path, servers: Path, hints: Path | None, count: int) -> d
         last = made.stderr.strip().rpartition("\n" if "Traceback" in made.stderr else "mcprl: ")[2]
         return {"tasks": 0, "error": " ".join(last.split()).replace(str(folder.parent), "FOLDER")}
     report = json.loads((folder / "report.json").read_text())
+    settings = {} if hints is None else yaml.safe_load(hints.read_text()).get("settings", {})
+    for name in json.loads(servers.read_text())["mcpServers"]:  # a busy machine must not end the recount
+        settings[name] = {**settings.get(name, {}), "call_deadline_s": 600}
+    patient = folder.parent / "patient.yaml"
+    patient.write_text(yaml.safe_dump({"settings": settings}))
     recount = [sys.executable, str(ROOT / "bench" / "synthesis.py"), "--servers", str(servers), "--tasks", str(folder)]
-    shown = subprocess.run([*recount, *given], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True)
+    recount += ["--hints", str(patient)]
+    shown = subprocess.run(recount, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True)
     wrong = json.loads(shown.stdout.splitlines()[-1])["wrong"]
     kept = ("tasks", "tools_reached", "links", "rejected", "volatile", "unreached", "linked_share")
     return {name: report[name] for name in kept} | {"shapes": report["by_shape"], "wrong": wrong}
@@ -194,7 +250,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(STRANGERS), metavar="NAME")
     parser.add_argument("--count", type=int, default=40)
     options = parser.parse_args()
-    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    rows: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in options.names:
         rows[name] = measure(name, options.count)
         say(f"{name}: {json.dumps(rows[name])}")

@@ -207,7 +207,7 @@ async def test_no_wrong_task_comes_from_failing_slow_flooding_and_paginated_tool
     used = {call.name for draft in broken.drafts for call in draft.outcome.calls}
     assert not {"flood", "fail_often", "never_answer"} & used
     assert {"read_meter", "list_page"} <= used
-    assert "E-TOOL" in broken.world.cost.stopped["never_answer"]
+    assert "E-TOOL-012 server 'broken' did not finish" in broken.world.cost.stopped["never_answer"]
     tasks = [draft.task for draft in broken.drafts]
     async with Toolbox(broken.world.specs, log_dir=tmp_path) as toolbox:
         assert {trial.reward for trial in await play_gold(tasks, toolbox, REWARDS)} == {1.0}
@@ -322,6 +322,13 @@ async def test_the_error_says_what_a_tool_answered_to_the_values_of_the_hints(tm
         await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", hints={"name": ["Nobody Here"]})
 
 
+async def test_the_error_says_why_the_calls_of_a_tool_failed(tmp_path):
+    settings = ServerSettings(call_deadline_s=0.2, attempts=1, allow=("never_answer",))
+    specs = [ServerSpec(name="broken", make=make_broken, settings=settings)]
+    with pytest.raises(NoReachableToolError, match=r"never_answer needs sku \(it answered: E-TOOL-012 .*0\.2 s"):
+        await run(tmp_path, specs, cassette=tmp_path / "c.sqlite", hints={"sku": ["SK100"]})
+
+
 async def test_two_hints_are_enough_for_a_server_without_a_listing(tmp_path):
     specs = [ServerSpec(name="directory", make=partial(make_server, "directory"))]
     hints = {"city": ["Lagos", "Tokyo", "Lima", "Dubai", "Bogota", "Kolkata"], "name": ["Ana", "Bola"]}
@@ -346,6 +353,28 @@ def test_values_are_read_from_json_from_labels_and_from_lists():
     assert listed["entry", "2"] == "random"
     assert listed["entry 2", "ID"] == "C2Y"
     assert fields_of("Price: $3.50\nMaker: Bo")["the", "Price"] == "$3.50"
+    assert fields_of("- Ana: file:///x/ana.html\n- Bo: http://localhost:80/bo") == {
+        ("the", "Ana"): "file:///x/ana.html",
+        ("the", "Bo"): "http://localhost:80/bo",
+        ("entry", "1"): "Ana",
+        ("entry", "2"): "Bo",
+    }
+
+
+def test_rows_of_a_table_and_json_among_prose_are_read():
+    assert fields_of('{"range": "A1:B2", "rows": [["town", "born"], ["Lima", 1953]]}') == {
+        ("the", "range"): "A1:B2",
+        ("entry 1", "value 1"): "town",
+        ("entry 1", "value 2"): "born",
+        ("entry 2", "value 1"): "Lima",
+        ("entry 2", "value 2"): "1953",
+    }
+    assert fields_of('These are the results:\n{"errors": 2, "rows": [{"line": 4}]}\nShow them.') == {
+        ("the", "errors"): "2",
+        ("entry 1", "line"): "4",
+    }
+    assert fields_of('{"id": "a"}\n{"id": "b"}') == {("entry 1", "id"): "a", ("entry 2", "id"): "b"}
+    assert fields_of("{name}\nTown: Lima\nBorn: 1953")["the", "Town"] == "Lima"
 
 
 def test_junk_has_the_shape_of_the_value():

@@ -196,16 +196,14 @@ def _ask(console: Console, world: World, count: int, yes: bool) -> None:
     from mcprl_synthesis.synthesis import call_limit
 
     table = plain_table("server", "tool", "calls")
-    called = 0
     for tool in world.catalog:
-        allowed = world.may_call(tool)
-        called += allowed
-        calls = f"at most {call_limit(count)}" if allowed else "none: not read-only"
+        calls = f"at most {call_limit(count)}" if world.may_call(tool) else "none: not read-only"
         table.add_row(words(tool.server), words(tool.name), calls)
     console.print(table, "To verify the tasks, their calls are made twice more, on fresh servers.", sep="\n")
     if not yes and not (sys.stdin.isatty() and typer.confirm("Call these tools?")):
         raise NoConsentError(
-            f"calling {called} tools up to {call_limit(count)} times each needs your consent",
+            f"calling {sum(map(world.may_call, world.catalog))} tools up to {call_limit(count)} times each needs your "
+            "consent",
             fix="review the list above, then answer y or pass --yes",
         )
 

@@ -361,8 +361,7 @@ def _is_near(ref: Ref) -> bool:
     return ref[0] == "part" or not numbers or numbers[0] <= _NEAR
 
 
-# ---- words
-# -----------------------------------------------------------------------------------------------------------
+# ---- words ----
 
 STYLES: Final = (0, 1)
 HELD_STYLES: Final = (2,)

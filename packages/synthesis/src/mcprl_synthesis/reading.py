@@ -6,6 +6,7 @@ A `Ref` describes where a value is in a result, in words that a question can use
     ("first", "Revenue")  its first occurrence                    "the first Revenue"
     ("entry", "2")        the head of the second entry of a list  "entry 2"
     ("entry 2", "ID")     a labelled value in that entry          "the ID of entry 2"
+    ("entry 2", "value 3") the third value, if it is a list      "the value 3 of entry 2"
     ("rows 2", "ID")      the same, if JSON has several lists     "the ID of rows 2"
     ("part", "3")         the third part of a short line          "part 3"
 """
@@ -37,7 +38,7 @@ _MAX_ENTITY_WORDS = 4
 _SHORT_LINE = 120
 _MARKUP = re.compile(r"\*\*|__|`")
 _LABELLED = re.compile(r"^[\s>*•-]*(?P<label>[A-Za-z][\w/%&.' -]{0,30}?)\s?:\s+(?P<value>\S.*?)\s*$")
-_INLINE = re.compile(r"(?<![\w:])([A-Za-z]\w{0,20}): ?([\w./@#-]*\w)")
+_INLINE = re.compile(r"(?<![\w:/])([A-Za-z]\w{0,20}):(?!//) ?([\w./@#-]*\w)")
 _HEAD = re.compile(
     r"^(?P<before>\s*(?:[-*•#@>]|\d{1,3}[.)]\s|\[[A-Z]+\])?\s*[#@]?)(?P<head>[A-Za-z0-9][\w.&/@-]*)(?P<after>\W{0,4})"
 )
@@ -81,13 +82,16 @@ def fields_of(text: str) -> dict[Ref, str]:
 
 
 def _parsed(text: str) -> Any:
-    """Parse JSON, or a list or dictionary as Python prints it."""
+    """Parse JSON, objects on lines of their own, or a list or dictionary as Python prints it."""
     try:
         return json.loads(text)
     except ValueError:
-        if not text.startswith(("[{", "[(", "['", "{'")):
+        if text.startswith(("[{", "[(", "['", "{'")):
+            return ast.literal_eval(text)
+        rows = [json.loads(line) for line in text.split("\n") if line.startswith("{")]
+        if not rows:
             raise
-        return ast.literal_eval(text)
+        return rows if len(rows) > 1 else rows[0]
 
 
 def _fields_of_json(value: Any) -> Iterator[tuple[Ref, str]]:
@@ -116,6 +120,8 @@ def _fields_of_json(value: Any) -> Iterator[tuple[Ref, str]]:
 
 def _entries_of_json(place: str, entries: list[Any]) -> Iterator[tuple[Ref, str]]:
     for number, entry in enumerate(entries[:_ENTRIES], 1):
+        if isinstance(entry, list):  # a row of a table
+            entry = {"value": cast("list[Any]", entry)}
         if isinstance(entry, dict):
             for key, inner in cast("dict[str, Any]", entry).items():
                 parts = cast("list[Any]", inner) if isinstance(inner, list) else [inner]
@@ -217,8 +223,4 @@ def junk(value: object, stream: random.Random) -> Any:
     if isinstance(value, int | float):
         return value + stream.randrange(100_003, 999_999)
     sets = (string.ascii_uppercase, string.ascii_lowercase, string.digits)
-
-    def other(character: str) -> str:
-        return next((stream.choice(each) for each in sets if character in each), character)
-
-    return "".join(map(other, str(value)))
+    return "".join(next((stream.choice(each) for each in sets if old in each), old) for old in str(value))

@@ -124,7 +124,7 @@ class Synthesis:
         yield "|---|---|---|---|---|---|"
         for tool in self.world.catalog:
             state = "writes" if self.world.may_call(tool) else "not called: not read-only"
-            stopped = self.world.noted("stopped", tool.name, None)
+            stopped = shorten(self.world.noted("stopped", tool.name, None), _SHOWN).replace("|", "/")
             state = stopped or ("read-only" if tool.read_only else state)
             known = len(self.found.known.get(tool.name, ()))
             asked = self.world.cost.asked[tool.name]
@@ -219,8 +219,8 @@ def _no_tool(world: World, found: Exploration) -> NoReachableToolError:
 
 def _refusal(world: World, tool: str) -> str:
     """Return why a tool is no longer called, or else its response to a call that failed."""
-    answer = world.cost.refused.get(tool, "")
-    return world.noted("stopped", tool, None) or (shorten(f"it answered: {answer}", _SHOWN) if answer else "")
+    answer = world.cost.refused.get(tool)
+    return shorten(world.noted("stopped", tool, None) or (f"it answered: {answer}" if answer else ""), _SHOWN)
 
 
 def _share(drafts: Sequence[Draft], count: int) -> tuple[Draft, ...]:
@@ -273,8 +273,7 @@ class _Filler:
         for _ in range(_DRAWS_PER_TASK * (wanted + 1)):
             if len(plans) >= wanted:
                 break
-            writes = shape == "write"
-            plan = draw_write(composer, self.effects, stream) if writes else composer.draw(shape, stream)
+            plan = draw_write(composer, self.effects, stream) if shape == "write" else composer.draw(shape, stream)
             if plan is None or repr(plan) in self.drawn:
                 continue
             if self.families[plan.family] + here[plan.family] >= max(4, self.count // 8):

@@ -254,10 +254,11 @@ class Look:
         try:
             seen = await make()
         except ToolServerError as error:
+            why = f"{error.code} {error.what}"
             cost.failures[tool.name] += 1
             if cost.failures[tool.name] >= _FAILURES_PER_TOOL:
-                self._stop(tool, f"it failed {_FAILURES_PER_TOOL} times ({error.code})")
-            return Seen(worked=False, text=error.code)
+                self._stop(tool, f"it failed {_FAILURES_PER_TOOL} times ({why})")
+            return Seen(worked=False, text=why)
         except BudgetExceededError as error:
             self._stop(tool, "the budget of its server is used up")
             return Seen(worked=False, text=error.code)
