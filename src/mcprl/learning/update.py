@@ -397,7 +397,8 @@ class _OngoingUpdate:
         moves = bool(demonstrations) or (learnable and self._has_signal(examples))
         if not moves:
             self.tally.minibatches_without_signal += 1
-            if self.tally.looked_at_parity or not learnable:
+            versions = [example.columns.weights_version_N for example in examples]
+            if not learnable or not self.tally.gains_from(torch.cat(versions)):
                 return  # otherwise score the minibatch anyway, to check parity
         seen, imitated = self._in_memory(lambda: self._accumulate(examples, demonstrations, learn=moves))
         for own in seen:
