@@ -68,9 +68,7 @@ async def open_run(
             resume_point = replace(resume_point, journal_fits=False)
         examples = await open_examples(config, folder.examples, stage, tasks, held_out, watcher) if config.sft else None
         watcher.stage("loading the learner")
-        learner, turns = await _open_learner(config, folder, stage, stack)
-        if isinstance(watcher, PackWatcher) and isinstance(learner, BatchLearner):
-            learner.on_scored(partial(asyncio.get_running_loop().call_soon_threadsafe, watcher.pack_finished))
+        learner, turns = await _open_learner(config, folder, stage, stack, watcher)
         deals = _open_deals(resume_point, tasks)
         collector, clock = stage.collector(config, journal), StepClock()
         run = Run(
@@ -105,7 +103,7 @@ async def open_run(
 
 
 async def _open_learner(
-    config: RunConfig, folder: RunFolder, stage: Stage, stack: AsyncExitStack
+    config: RunConfig, folder: RunFolder, stage: Stage, stack: AsyncExitStack, watcher: Watcher
 ) -> tuple[Learner, GpuTurns | None]:
     """Open the learner. If it takes turns with the sampler on the same GPUs, put the sampler to sleep first."""
     in_turns = place(config, len(gpu_memories())).in_turns
@@ -115,6 +113,8 @@ async def _open_learner(
     learner = await stack.enter_async_context(opening)
     if config.sends_weights:
         stage.sampler.receive_from(cast("OnGpu", learner).send)
+    if isinstance(watcher, PackWatcher) and isinstance(learner, BatchLearner):
+        learner.on_scored(partial(asyncio.get_running_loop().call_soon_threadsafe, watcher.pack_finished))
     return learner, GpuTurns(stage.sampler, cast("OnGpu", learner)) if in_turns else None
 
 
