@@ -123,10 +123,6 @@ _REFERENCE = r".+\.py:[A-Za-z_][A-Za-z0-9_]*"
 OwnFunction = Annotated[str, BeforeValidator(_own_function), Field(pattern=f"^{_REFERENCE}$")]
 
 
-def _is_usual(number: float) -> bool:
-    return number == 0 or MIN_NUMBER <= abs(number) <= MAX_NUMBER
-
-
 class Section(BaseModel):
     """A section of the configuration. It is immutable, and does not accept unknown keys or NaN."""
 
@@ -135,7 +131,8 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_bounded(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, int | float) and info.field_name != "seed" and not _is_usual(value):
+        is_number = isinstance(value, int | float) and info.field_name != "seed"
+        if is_number and value != 0 and not MIN_NUMBER <= abs(value) <= MAX_NUMBER:
             raise ValueError(f"a number must be 0, or from {MIN_NUMBER:g} to {MAX_NUMBER:,.0f}")
         given: object = value  # keep the type of `value` simple
         items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)

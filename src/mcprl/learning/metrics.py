@@ -118,9 +118,6 @@ class UpdateMetrics:
         if grad_norm is not None:
             self._grad_norms.append(grad_norm)
 
-    def is_beyond(self, cap: float) -> bool:
-        return max(self.moved, self.distance) > cap
-
     def check_parity(self, max_parity_error: float) -> None:
         """Raise ParityError if sampler and learner disagree about the logprobs of fresh tokens.
 

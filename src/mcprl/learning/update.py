@@ -326,7 +326,7 @@ def make_update(
     except NonFiniteValues:
         update.undo()
         raise
-    if cap is not None and update.tally.is_beyond(cap):
+    if cap is not None and max(update.tally.moved, update.tally.distance) > cap:
         update.undo()
         update.tally.undone = True
         if update.tally.moved > _JUMP * cap:
