@@ -162,7 +162,7 @@ def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
         "/metrics": _metrics,
         "/health": lambda run, _: {"verdicts": run.health.entries()},
         "/timeline": lambda run, _: {"spans": run.timeline.entries()},
-        "/tools": _tools,
+        "/tools": lambda run, _: {"servers": read_tool_figures(run.path, run.setting("servers", "settings"))},
         "/ratios": _ratios,
         "/facets": _facets,
         "/episodes": _episodes,
@@ -248,10 +248,6 @@ def _details(run: OpenRun, _: Request) -> dict[str, Any]:
 def _metrics(run: OpenRun, request: Request) -> dict[str, Any]:
     since = OfStep.of(request.query_params).since
     return {"steps": [entry for entry in run.metrics.entries() if since is None or entry["step"] > since]}
-
-
-def _tools(run: OpenRun, _: Request) -> dict[str, Any]:
-    return {"servers": read_tool_figures(run.path, run.setting("servers", "settings"))}
 
 
 def _ratios(run: OpenRun, request: Request) -> dict[str, Any]:
