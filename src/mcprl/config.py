@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from mcprl.bounds import MAX_NUMBER, MIN_NUMBER, why_no_pattern
+from mcprl.bounds import MAX_NUMBER, MIN_NUMBER, usable_pattern
 from mcprl.errors import BadValueError, MissingExtraError
 from mcprl.records import Difficulty, Task
 
@@ -758,13 +758,7 @@ class ErrorRule(Section):
     fault: Literal["policy", "infrastructure"] = "policy"
     """Whose fault the error is. policy: show it to the model; infrastructure: the call failed and may be retried."""
 
-    @field_validator("match")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        problem = why_no_pattern(value)
-        if problem is not None:
-            raise ValueError(problem)
-        return value
+    _compiles = field_validator("match")(usable_pattern)
 
 
 class SandboxSettings(Section):
