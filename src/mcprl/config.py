@@ -131,8 +131,8 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_bounded(cls, value: object, info: ValidationInfo) -> object:
-        is_number = isinstance(value, int | float) and info.field_name != "seed"
-        if is_number and value != 0 and not MIN_NUMBER <= abs(value) <= MAX_NUMBER:
+        is_free = info.field_name == "seed" or value == 0
+        if isinstance(value, int | float) and not is_free and not MIN_NUMBER <= abs(value) <= MAX_NUMBER:
             raise ValueError(f"a number must be 0, or from {MIN_NUMBER:g} to {MAX_NUMBER:,.0f}")
         given: object = value  # keep the type of `value` simple
         items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
