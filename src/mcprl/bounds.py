@@ -151,6 +151,14 @@ def why_no_pattern(pattern: str) -> str | None:
     return None
 
 
+def usable_pattern(pattern: str) -> str:
+    """Return a pattern that can be used. Raises ValueError for any other."""
+    problem = why_no_pattern(pattern)
+    if problem is not None:
+        raise ValueError(problem)
+    return pattern
+
+
 @lru_cache(maxsize=4096)
 def _searcher(pattern: str) -> SchemaValidator:
     return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))

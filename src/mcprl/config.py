@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from mcprl.bounds import MAX_NUMBER, MIN_NUMBER, why_no_pattern
+from mcprl.bounds import MAX_NUMBER, MIN_NUMBER, usable_pattern
 from mcprl.errors import BadValueError, MissingExtraError
 from mcprl.records import Difficulty, Task
 
@@ -123,10 +123,6 @@ _REFERENCE = r".+\.py:[A-Za-z_][A-Za-z0-9_]*"
 OwnFunction = Annotated[str, BeforeValidator(_own_function), Field(pattern=f"^{_REFERENCE}$")]
 
 
-def _is_usual(number: float) -> bool:
-    return number == 0 or MIN_NUMBER <= abs(number) <= MAX_NUMBER
-
-
 class Section(BaseModel):
     """A section of the configuration. It is immutable, and does not accept unknown keys or NaN."""
 
@@ -135,7 +131,8 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_bounded(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, int | float) and info.field_name != "seed" and not _is_usual(value):
+        is_free = info.field_name == "seed" or value == 0
+        if isinstance(value, int | float) and not is_free and not MIN_NUMBER <= abs(value) <= MAX_NUMBER:
             raise ValueError(f"a number must be 0, or from {MIN_NUMBER:g} to {MAX_NUMBER:,.0f}")
         given: object = value  # keep the type of `value` simple
         items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
@@ -761,13 +758,7 @@ class ErrorRule(Section):
     fault: Literal["policy", "infrastructure"] = "policy"
     """Whose fault the error is. policy: show it to the model; infrastructure: the call failed and may be retried."""
 
-    @field_validator("match")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        problem = why_no_pattern(value)
-        if problem is not None:
-            raise ValueError(problem)
-        return value
+    _compiles = field_validator("match")(usable_pattern)
 
 
 class SandboxSettings(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.verdicts import Severity, Verdict
@@ -40,6 +40,15 @@ class Watcher(Protocol):
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
         """Called when a step is done and recorded. Its verdicts are sorted by severity, the most severe first."""
+        ...
+
+
+@runtime_checkable
+class PackWatcher(Protocol):
+    """A watcher that is also told how far an update is."""
+
+    def pack_finished(self, done: int, total: int) -> None:
+        """Called when the learner has scored another pack: `done` of the `total` packs of a pass over the episodes."""
         ...
 
 

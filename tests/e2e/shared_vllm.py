@@ -23,7 +23,7 @@ from mcprl.errors import McprlError
 from mcprl.placement import Placement
 from mcprl.records import Weights
 from mcprl.samplers.vllm import put_whole_weights
-from mcprl.samplers.vllm_server import VllmProcess, server_argv
+from mcprl.samplers.vllm_server import ServerPlan, VllmProcess, server_argv
 
 __all__ = ["MAX_SEQUENCES", "SharedVllm", "forwarded"]
 
@@ -128,39 +128,27 @@ class SharedVllm:
             patch.setattr(VllmProcess, "start", self._lend)
             yield
 
-    async def _lend(
-        self,
-        model: ModelConfig,
-        sampling: SamplingConfig,
-        learner: LearnerConfig,
-        *,
-        max_sequences: int,
-        placement: Placement,
-        number: int,
-        turn_deadline_s: float,
-        log: Path,
-    ) -> VllmProcess:
-        del max_sequences, turn_deadline_s  # of a test; the shared server has its own
-        assert (len(placement.replicas), number) == (1, 0), "there is one shared vLLM"
+    async def _lend(self, plan: ServerPlan) -> VllmProcess:
+        assert (len(plan.placement.replicas), plan.number) == (1, 0), "there is one shared vLLM"
         same: Any = {"max_sequences": MAX_SEQUENCES, "tensor_parallel": 1, "socket": Path()}
-        wanted = server_argv(model, sampling, learner, **same)
+        wanted = server_argv(plan.model, plan.sampling, plan.learner, **same)
         shared = server_argv(self.model, self.sampling, LearnerConfig(), **same)
         assert wanted == shared, f"another vLLM than the shared one: {set(wanted) ^ set(shared)}"
         if self._server is None:
-            start = self._reached(
-                self.model,
-                self.sampling,
-                LearnerConfig(),
+            own = ServerPlan(
+                model=self.model,
+                sampling=self.sampling,
+                learner=LearnerConfig(),
                 max_sequences=MAX_SEQUENCES,
                 placement=Placement(),
                 number=0,
                 turn_deadline_s=ANSWER_S,
                 log=self.log,
             )
-            self._server = await asyncio.wrap_future(self.submit(start))
+            self._server = await asyncio.wrap_future(self.submit(self._reached(own)))
             self.starts += 1
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.touch()  # noqa: ASYNC240 - a run says where the log of its sampler is
+        plan.log.parent.mkdir(parents=True, exist_ok=True)
+        plan.log.touch()
         return Borrowed(self, self._server)
 
     async def reset(self) -> None:

@@ -25,7 +25,7 @@ from mcprl.protocol import TOKEN_HEADER
 from mcprl.records import ToolCall
 from mcprl.tools import ServerSpec, Toolbox
 from mcprl_agents.gateway import Gateway
-from mcprl_agents.process import started
+from mcprl_agents.runner import started
 from mcprl_agents.session import Session
 
 for name in ("learning", "checks/doctor"):

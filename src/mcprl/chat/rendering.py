@@ -77,17 +77,10 @@ def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     texts = {
         str(token.content): token_id
         for token_id, token in added.items()
-        if token.special or _has_bracket(token.content)
+        if token.special or any(sign in _BARS or unicodedata.category(sign) in _BRACKETS for sign in token.content)
     }
-    return {text: token_id for text, token_id in texts.items() if _can_be_broken(text.strip())}
-
-
-def _has_bracket(text: str) -> bool:
-    return any(character in _BARS or unicodedata.category(character) in _BRACKETS for character in text)
-
-
-def _can_be_broken(text: str) -> bool:
-    return len(text) > 1 and not text[1].isspace()
+    # `ControlText` breaks a token up with a space after its first character.
+    return {text: token_id for text, token_id in texts.items() if text.strip()[1:] and not text.strip()[1].isspace()}
 
 
 def _any_of(texts: Iterable[str]) -> str:
@@ -407,7 +400,8 @@ class Chat:
         closes: list[list[int]] = [[close] for close in traits.closes]
         if not closes or not last or last[0] in traits.closes or last[0] not in self.stop_token_ids:
             closes.insert(0, [])
-        for close in closes if self._ends_once(sampled_ids) else ():
+        ends_once = not any(token_id in self.stop_token_ids for token_id in sampled_ids[:-1])
+        for close in closes if ends_once else ():
             # The renderer may refuse the turn, because its thinking was cut off or the family's parser fails on the
             # text. Then use an empty turn instead: the tokens after a turn do not depend on its content.
             for turn in ([*sampled_ids, *close], [*traits.thought_end, *(close or last)]):
@@ -426,9 +420,6 @@ class Chat:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    def _ends_once(self, sampled_ids: Sequence[int]) -> bool:
-        return not any(token_id in self.stop_token_ids for token_id in sampled_ids[:-1])
 
     def _specs(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
         """Return the tools as the renderer expects them.

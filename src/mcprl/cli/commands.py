@@ -48,15 +48,12 @@ class _PlainHelp:
             name, text = parameter.get_help_record(ctx)
             if parameter.param_type_name == "argument":
                 name, text = _argument(parameter), text.removesuffix("  [required]")
-            records[parameter.param_type_name].append((_TYPE.sub(_option_type, name), text))
+            name = _TYPE.sub(lambda found: _TYPES.get(found[1], found[1]), name)
+            records[parameter.param_type_name].append((name, text))
         for kind, rows in records.items():
             if rows:
                 with formatter.section(f"{kind.capitalize()}s"):
                     formatter.write_dl(rows)
-
-
-def _option_type(found: re.Match[str]) -> str:
-    return _TYPES.get(found[1], found[1])
 
 
 class _Command(_PlainHelp, TyperCommand):

@@ -223,8 +223,14 @@ class TrainingConsole:
         # With an asynchronous pipeline, episodes of later steps finish too. The bar shows the first unfinished step.
         first, total = min(self._finished), self._config.training.tasks_per_step * self._config.episodes.group_size
         finished = self._finished[first]
+        if step > first:
+            return
         doing = f"{finished}/{total} episodes" if finished < total else "update, publish"
         self._progress.update(self._bar, description=f"step {first + 1}: {doing}")
+
+    def pack_finished(self, done: int, total: int) -> None:
+        step = int(self._progress.tasks[self._bar].completed) + 1
+        self._progress.update(self._bar, description=f"step {step}: update, {done}/{total} packs")
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
         del self._finished[step]

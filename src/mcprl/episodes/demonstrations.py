@@ -109,7 +109,9 @@ async def play(
         first = Solution(calls=tuple(calls), answer=answer)
         script = [turn for solution in (first, *task.solutions[1:]) for turn in _script_of(solution)]
         for text, made in itertools.chain(script, itertools.repeat(script[-1])):
-            text = _written(made[0]) if made else text
+            if made:
+                written = {"name": made[0].name, "arguments": dict(made[0].arguments)}
+                text = json.dumps(written, ensure_ascii=False, default=str)
             result = await environment.step(_action(text, prose="" if made else text, calls=tuple(made)))
             if result.stop is not None:
                 break
@@ -121,10 +123,6 @@ async def play(
             faults=tuple(seen.text for turn in environment.turns for seen in turn.observations if not seen.worked),
             turns=tuple(environment.turns),
         )
-
-
-def _written(call: ToolCall) -> str:
-    return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False, default=str)
 
 
 def _action(text: str, *, prose: str, calls: tuple[ToolCall, ...] = ()) -> Action:

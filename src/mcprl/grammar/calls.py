@@ -308,7 +308,8 @@ class _Turns:
 
     def _pieces(self, text: str) -> list[Format]:
         """Return the formats of a literal string. Markers that parsers match as tokens become tokens."""
-        tokens = [*self.syntax.tokens, *(_think_tokens(self.control) if self.syntax.tokens else ())]
+        thinks = self.syntax.tokens and _THINK in self.control and _THINK_END in self.control
+        tokens = [*self.syntax.tokens, *((_THINK, _THINK_END) if thinks else ())]
         parts = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
         return [
             self._told_apart({"type": "token", "token": self.control[part]}, str(self.control[part]))
@@ -366,10 +367,6 @@ def _no_starts(tokenizer: Tokenizer, markers: tuple[str, ...]) -> tuple[int, ...
             or any(marker in text for marker in markers)
         )
     )
-
-
-def _think_tokens(control: Mapping[str, int]) -> tuple[str, ...]:
-    return (_THINK, _THINK_END) if _THINK in control and _THINK_END in control else ()
 
 
 def _joined(pieces: Sequence[Format]) -> list[Format]:

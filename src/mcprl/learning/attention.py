@@ -299,10 +299,6 @@ def tree_mask(tree: Tree, device: torch.device) -> Any:
     return sees
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
-
-
 def require_sharable(config: PretrainedConfig, model: str) -> None:
     """Raise UnsharableError if a layer is not full attention, but a window, a recurrent state or a convolution."""
     text: PretrainedConfig = cast("Any", config).get_text_config()
@@ -322,4 +318,4 @@ def require_sharable(config: PretrainedConfig, model: str) -> None:
 
 
 cast("Any", AttentionInterface).register(TREE_ATTENTION, tree_attention)
-cast("Any", AttentionMaskInterface).register(TREE_ATTENTION, _no_mask)
+cast("Any", AttentionMaskInterface).register(TREE_ATTENTION, lambda *_, **__: None)

@@ -100,8 +100,13 @@ class UpdateMetrics:
 
     @property
     def looked_at_parity(self) -> bool:
-        """Whether `check_parity` has looked at a minibatch, even one in which all tokens were stale."""
-        return bool(self._parity)
+        """Whether `check_parity` has compared fresh tokens."""
+        return self._parity.get("parity_tokens", 0.0) > 0
+
+    def gains_from(self, version_N: Tensor) -> bool:
+        """Whether scoring tokens of these versions gives the update's first metrics or its first parity figures."""
+        wants_fresh = not self.looked_at_parity and not self.steps_made
+        return not self._seen or (wants_fresh and bool((version_N == self.version).any()))
 
     def add(self, seen: Seen) -> None:
         self._seen.append(seen)
@@ -113,9 +118,6 @@ class UpdateMetrics:
         if grad_norm is not None:
             self._grad_norms.append(grad_norm)
 
-    def is_beyond(self, cap: float) -> bool:
-        return max(self.moved, self.distance) > cap
-
     def check_parity(self, max_parity_error: float) -> None:
         """Raise ParityError if sampler and learner disagree about the logprobs of fresh tokens.
 
@@ -126,7 +128,7 @@ class UpdateMetrics:
         error raises it, whether all tokens differ a little or a few tokens differ a lot. The largest difference grows
         with the number of tokens even if nothing is wrong, so it is only reported as a health metric.
         """
-        if self._parity.get("parity_tokens") or self.steps_made:
+        if self.looked_at_parity or self.steps_made:
             return
         fresh_N = self._column("version") == self.version
         self._parity = {"parity_tokens": float(fresh_N.sum())}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -294,12 +294,14 @@ class Packer:
     """Makes packs of at most `tokens` tokens; a longer trajectory gets a pack of its own.
 
     With `share_prefix`, a pack holds a common prefix only once. Otherwise its rows are padded to the longest.
+    `on_scored` is called after each pack of a pass with the number of packs done, and of all packs.
     """
 
     replayer: Replayer
     device: torch.device
     tokens: int = field(kw_only=True)
     share_prefix: bool = field(kw_only=True)
+    on_scored: Callable[[int, int], object] = field(kw_only=True, default=lambda _done, _total: None)
 
     def divide(self, examples: Sequence[Example], processes: int = 1) -> list[list[int]]:
         """Return the indices of the examples of each pack.

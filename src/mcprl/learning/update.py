@@ -133,6 +133,10 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
         examples = plain_examples(trajectories, [t.sampled for t in trajectories])
         return (await in_torch_thread(self._survey, self.policy, examples))[0]
 
+    def on_scored(self, report: Callable[[int, int], object]) -> None:
+        """Call `report` in torch's thread after each pack, with the number of packs done, and of all packs."""
+        self._packer.on_scored = report
+
     @abstractmethod
     def _write_weights(self, version: int) -> Weights:
         """Make the current weights available to the sampler under this version."""
@@ -264,17 +268,31 @@ class BatchLearner(ABC, Generic[PolicyT, M, R]):
 _JUMP = 0.5
 
 
+def packs_of(
+    examples: Sequence[Example], packer: Packer, processes: ProcessGroup
+) -> Iterator[tuple[list[int], list[Example], Pack]]:
+    """Yield the packs of this process as (indices, examples, pack).
+
+    All processes must make the same number of forward passes. A process that has fewer packs than others yields the
+    first example without indices; its result does not count.
+    """
+    own = processes.own(packer.divide(examples, processes.size))
+    for done, chosen in enumerate(own, start=1):
+        some = [examples[i] for i in chosen or (0,)]
+        yield chosen or [], some, packer.pack(some)
+        packer.on_scored(done, len(own))
+
+
 @torch.no_grad()
 def survey(
     policy: Scorer, examples: Sequence[Example], packer: Packer, processes: ProcessGroup
 ) -> list[tuple[Tensor, ...]]:
     """Return, per example, the logprobs of its scored tokens and, with a value head, the values before them."""
     scored: list[tuple[list[int], Tensor, list[Tensor]]] = []
-    for chosen in processes.own(packer.divide(examples, processes.size)):
-        pack = packer.pack([examples[i] for i in chosen or (0,)])
+    for chosen, _, pack in packs_of(examples, packer, processes):
         scores = policy(pack)
         columns = [column_N for column_N in (scores.logprob_N, scores.value_N) if column_N is not None]
-        scored.append((chosen or [], pack.sequence_N, columns))
+        scored.append((chosen, pack.sequence_N, columns))
     found: dict[int, tuple[Tensor, ...]] = {}
     for chosen, sequence_N, columns in scored:  # only now, because reading a number waits for the GPU
         for place, i in enumerate(chosen):
@@ -308,7 +326,7 @@ def make_update(
     except NonFiniteValues:
         update.undo()
         raise
-    if cap is not None and update.tally.is_beyond(cap):
+    if cap is not None and max(update.tally.moved, update.tally.distance) > cap:
         update.undo()
         update.tally.undone = True
         if update.tally.moved > _JUMP * cap:
@@ -397,7 +415,8 @@ class _OngoingUpdate:
         moves = bool(demonstrations) or (learnable and self._has_signal(examples))
         if not moves:
             self.tally.minibatches_without_signal += 1
-            if self.tally.looked_at_parity or not learnable:
+            versions = [example.columns.weights_version_N for example in examples]
+            if not learnable or not self.tally.gains_from(torch.cat(versions)):
                 return  # otherwise score the minibatch anyway, to check parity
         seen, imitated = self._in_memory(lambda: self._accumulate(examples, demonstrations, learn=moves))
         for own in seen:
@@ -461,14 +480,7 @@ class _OngoingUpdate:
         return float(torch.cat([own.columns["kl_reference"] for own in minibatch]).mean()) > cap
 
     def _packs(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], list[Example], Pack]]:
-        """Yield the packs of this process as (indices, examples, pack).
-
-        All processes must make the same number of forward passes. A process that has fewer packs than others yields the
-        first example without indices; its result does not count.
-        """
-        for chosen in self._processes.own(self._packer.divide(examples, self._processes.size)):
-            some = [examples[i] for i in chosen or (0,)]
-            yield chosen or [], some, self._packer.pack(some)
+        return packs_of(examples, self._packer, self._processes)
 
     def _reinforce(self, examples: Sequence[Example], *, learn: bool) -> list[Seen]:
         """Score a minibatch pack by pack; with `learn`, accumulate gradients. Returns the results of all processes."""

@@ -50,17 +50,13 @@ class CleanedLog:
     def __init__(self, path: Path, clean: Callable[[str], str | None]) -> None:
         self._clean = clean
         self._file = path.open("ab", buffering=0)
-        self._read_end, self._write_end = os.pipe()
+        self._read_end, self.write_end = os.pipe()  # the child's end; who opens it closes it
         os.set_blocking(self._read_end, False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._read_end, self._read)
         self._line = bytearray()
         self._room = _MAX_LOG_BYTES
         self._is_full = False
-
-    def take_write_end(self) -> int:
-        """Return the child's end of the pipe. The caller must close it."""
-        return self._write_end
 
     def close(self) -> None:
         if not self._file.closed:
@@ -226,7 +222,7 @@ class ChildProcess:
             cleaned = None if clean is None else CleanedLog(log, clean)
             if cleaned is not None:
                 on_failure.callback(cleaned.close)
-            with log.open("ab") if cleaned is None else os.fdopen(cleaned.take_write_end(), "wb") as output:
+            with log.open("ab") if cleaned is None else os.fdopen(cleaned.write_end, "wb") as output:
                 process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's would reap the child too early
                     list(argv),
                     env={**env, OWNER_MARK: owner, CHILD_MARK: mark},

@@ -28,9 +28,9 @@ from mcprl.samplers.vllm_server import (
     GENERATE_PATH,
     MAX_ADAPTERS,
     START_S,
+    ServerPlan,
     SupervisedVllm,
     VllmProcess,
-    command_elsewhere,
     generate_body,
     read_completion,
     replaces_weights,
@@ -162,33 +162,13 @@ _REACH_S = 60.0  # for the first answer of a server that already runs
 
 
 class Replica:
-    """A vLLM server that runs inside the `async with` block, and is restarted if it dies.
+    """A vLLM server that runs inside the `async with` block, and is restarted if it dies."""
 
-    A request that a live server does not answer within `turn_deadline_s` is lost.
-    """
-
-    def __init__(
-        self,
-        model: ModelConfig,
-        sampling: SamplingConfig,
-        learner: LearnerConfig,
-        *,
-        max_sequences: int,
-        placement: Placement,
-        number: int,
-        turn_deadline_s: float,
-        log: Path,
-    ) -> None:
-        self._max_sequences = max_sequences
-        self._placement = placement
-        self._number = number
-        self._turn_deadline_s = turn_deadline_s
-        self._model = model
-        self._sampling = sampling
-        self._learner = learner
-        self._log = log
+    def __init__(self, plan: ServerPlan) -> None:
+        sampling, learner = plan.sampling, plan.learner
+        self._plan = plan
         self._whole = replaces_weights(sampling, learner)
-        self._backend = transfer_backend(sampling, learner, in_turns=placement.in_turns)
+        self._backend = transfer_backend(sampling, learner, in_turns=plan.placement.in_turns)
         self.send: Send | None = None
         self._weights = _AS_STARTED
         self._adapters = Adapters()
@@ -288,7 +268,7 @@ class Replica:
             try:
                 await server.post("/wake_up?tags=weights", {})
                 if self._whole:
-                    await check_whole_weights(server, weights.model, started_with=self._model.path)
+                    await check_whole_weights(server, weights.model, started_with=self._plan.model.path)
                     await self._put_whole(server, weights, asleep=True)
                     self._weights = weights
                 await server.post("/wake_up?tags=kv_cache", {})
@@ -299,7 +279,7 @@ class Replica:
 
     async def _put_in_force(self, server: VllmProcess, weights: Weights) -> None:
         if self._whole:
-            await check_whole_weights(server, weights.model, started_with=self._model.path)
+            await check_whole_weights(server, weights.model, started_with=self._plan.model.path)
             await self._put_whole(server, weights)
         else:
             await self._adapters.load(server, weights, in_force=self._weights)
@@ -311,27 +291,9 @@ class Replica:
 
     async def _start(self) -> VllmProcess:
         await self._awake.wait()  # meanwhile the learner has the GPU
-        if self._placement.urls:
-            url, deadline_s = self._placement.urls[self._number], self._turn_deadline_s
-            return await VllmProcess.reach(
-                url,
-                self._placement.headers,
-                turn_deadline_s=deadline_s,
-                within_s=START_S if self.restarts else _REACH_S,
-                command=command_elsewhere(
-                    self._model, self._sampling, self._learner, url, max_sequences=self._max_sequences
-                ),
-            )
-        return await VllmProcess.start(
-            self._model,
-            self._sampling,
-            self._learner,
-            max_sequences=self._max_sequences,
-            placement=self._placement,
-            number=self._number,
-            turn_deadline_s=self._turn_deadline_s,
-            log=self._log,
-        )
+        if self._plan.placement.urls:
+            return await VllmProcess.reach(self._plan, within_s=START_S if self.restarts else _REACH_S)
+        return await VllmProcess.start(self._plan)
 
     async def _restore(self, server: VllmProcess) -> None:
         if not self._whole:
@@ -344,7 +306,7 @@ class Replica:
         if send is None or backend is None:
             await put_whole_weights(server, weights, asleep=asleep)
             return
-        receiver = Receiver(socket=server.socket, backend=backend, workers=self._placement.tensor_parallel)
+        receiver = Receiver(socket=server.socket, backend=backend, workers=self._plan.placement.tensor_parallel)
         await put_whole_weights(server, weights, asleep=asleep, send=lambda: send(receiver))
 
 
@@ -372,16 +334,17 @@ class VllmSampler:
         share = min(max_sequences, -(-max_sequences // count) + group_size)
 
         def replica(number: int) -> Replica:
-            return Replica(
-                model,
-                sampling,
-                learner,
+            plan = ServerPlan(
+                model=model,
+                sampling=sampling,
+                learner=learner,
                 max_sequences=share,
                 placement=placement,
                 number=number,
                 turn_deadline_s=turn_deadline_s,
                 log=log if number == 0 else log.with_stem(f"{log.stem}-{number + 1}"),
             )
+            return Replica(plan)
 
         self.replicas = tuple(map(replica, range(count)))
         self._learner = learner

@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -199,12 +200,11 @@ def server_argv(
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
 
 
-def command_elsewhere(
-    model: ModelConfig, sampling: SamplingConfig, learner: LearnerConfig, url: str, *, max_sequences: int
-) -> list[str]:
+def command_elsewhere(plan: ServerPlan, url: str) -> list[str]:
     """Return the command with which a user starts the server at `url`, beginning with environment variables."""
     parts = urlsplit(url)
-    argv = server_argv(model, sampling, learner, max_sequences=max_sequences, tensor_parallel=1, socket=Path())
+    sampling, learner, most = plan.sampling, plan.learner, plan.max_sequences
+    argv = server_argv(plan.model, sampling, learner, max_sequences=most, tensor_parallel=1, socket=Path())
     place = argv.index("--uds")
     argv[place : place + 2] = ["--host", parts.hostname or "", "--port", str(parts.port or 80), "--api-key", "KEY"]
     whole = replaces_weights(sampling, learner)
@@ -300,6 +300,24 @@ class Elsewhere:
         return 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    """How server `number` of a placement is started. A request not answered within `turn_deadline_s` is lost.
+
+    ServerPlan(model=…, sampling=…, learner=…, max_sequences=64, placement=Placement(), number=0, turn_deadline_s=60.0,
+               log=Path("outputs/hello/logs/vllm.log"))
+    """
+
+    model: ModelConfig
+    sampling: SamplingConfig
+    learner: LearnerConfig
+    max_sequences: int
+    placement: Placement
+    number: int
+    turn_deadline_s: float
+    log: Path
+
+
 class VllmProcess:
     """A vLLM server on a Unix socket that only this user can access, or at a URL.
 
@@ -325,21 +343,9 @@ class VllmProcess:
         self._after_stop = contextlib.ExitStack()
 
     @classmethod
-    async def start(
-        cls,
-        model: ModelConfig,
-        sampling: SamplingConfig,
-        learner: LearnerConfig,
-        *,
-        max_sequences: int,
-        placement: Placement,
-        number: int,
-        turn_deadline_s: float,
-        log: Path,
-    ) -> VllmProcess:
-        """Start server `number` of a placement, and return it once it is healthy. If that fails, clean up and raise
-        SamplerStartError."""
-        devices, sleeps = placement.replicas[number], placement.in_turns
+    async def start(cls, plan: ServerPlan) -> VllmProcess:
+        """Start a server, and return it once it is healthy. If that fails, clean up and raise SamplerStartError."""
+        placement, devices, sleeps = plan.placement, plan.placement.replicas[plan.number], plan.placement.in_turns
         if importlib.util.find_spec("vllm") is None:
             raise MissingExtraError(
                 "engine is vllm, which is not installed",
@@ -350,18 +356,18 @@ class VllmProcess:
             folder = after_stop.enter_context(private_folder())
             socket = folder / "vllm.sock"
             argv = server_argv(
-                model,
-                sampling,
-                learner,
-                max_sequences=max_sequences,
+                plan.model,
+                plan.sampling,
+                plan.learner,
+                max_sequences=plan.max_sequences,
                 tensor_parallel=placement.tensor_parallel,
                 socket=socket,
                 gpu_share=max(_SLACK, min(placement.vllm_share, free_share(devices) - _SLACK)),
                 sleeps=sleeps,
             )
-            env = server_env(sampling, learner, devices=devices, folder=folder, sleeps=sleeps)
-            process = await ChildProcess.start(argv, env=env, log=log)
-            server = cls(process, socket, deadline_s=turn_deadline_s)
+            env = server_env(plan.sampling, plan.learner, devices=devices, folder=folder, sleeps=sleeps)
+            process = await ChildProcess.start(argv, env=env, log=plan.log)
+            server = cls(process, socket, deadline_s=plan.turn_deadline_s)
             on_failure.push_async_callback(server.stop)
             await server._wait_until_healthy()
             server._after_stop = after_stop.pop_all()
@@ -369,11 +375,10 @@ class VllmProcess:
         return server
 
     @classmethod
-    async def reach(
-        cls, url: str, headers: Mapping[str, str], *, turn_deadline_s: float, within_s: float, command: Sequence[str]
-    ) -> VllmProcess:
-        """Return the server at `url` once it is healthy. If it is unusable, the error shows `command` to start it."""
-        server = cls(Elsewhere(url), Path(), deadline_s=turn_deadline_s, headers=headers)
+    async def reach(cls, plan: ServerPlan, *, within_s: float) -> VllmProcess:
+        """Return a server on another host once it is healthy. If it is unusable, the error shows how to start it."""
+        url = plan.placement.urls[plan.number]
+        server = cls(Elsewhere(url), Path(), deadline_s=plan.turn_deadline_s, headers=plan.placement.headers)
         async with contextlib.AsyncExitStack() as on_failure:
             on_failure.push_async_callback(server.stop)
             await server._wait_until_healthy(within_s)
@@ -382,7 +387,8 @@ class VllmProcess:
                 known = response.text[:300] if response.is_success else f"{response.status_code}: {response.text[:300]}"
                 raise SamplerStartError(
                     f"the server at {url} does not offer a model named {BASE_NAME}: {known}",
-                    fix=f"correct placement.sampler.key_env, or start the server with: {shlex.join(command)}",
+                    fix=f"correct placement.sampler.key_env, or start the server with: "
+                    f"{shlex.join(command_elsewhere(plan, url))}",
                 )
             on_failure.pop_all()
         return server

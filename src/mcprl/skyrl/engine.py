@@ -35,17 +35,15 @@ _NO_STEP = AdamStep(learning_rate=0.0)
 _SEED_MASK = 0x7FFFFFFF
 
 
-def _nobody(_: str) -> None:
-    pass
-
-
 _Step = tuple[tuple[ScoredRow, ...], AdamStep]
 
 
 class SkyrlEngine:
     """A run's adapter on a server, at version 0 on entry. On exit, its processes end. `folder` holds their files."""
 
-    def __init__(self, config: RunConfig, *, folder: Path, log: Path, tell: Callable[[str], None] = _nobody) -> None:
+    def __init__(
+        self, config: RunConfig, *, folder: Path, log: Path, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
         """`tell` is called with a message whenever the server is lost."""
         self._config = config
         self._tell = tell

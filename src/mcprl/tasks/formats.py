@@ -30,7 +30,7 @@ from pydantic import (
     model_validator,
 )
 
-from mcprl.bounds import why_no_pattern
+from mcprl.bounds import usable_pattern
 from mcprl.conversations import text_of
 from mcprl.errors import did_you_mean
 from mcprl.files import canonical_json
@@ -289,13 +289,7 @@ class MatchesLine(_Line):
 
     matches: str = Field(min_length=1)
 
-    @field_validator("matches")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        problem = why_no_pattern(value)
-        if problem is not None:
-            raise ValueError(problem)
-        return value
+    _compiles = field_validator("matches")(usable_pattern)
 
 
 class SomeLine(_Line):

@@ -27,7 +27,7 @@ from mcprl.config import RunConfig, TrackingConfig
 from mcprl.errors import MissingExtraError, StorageError
 from mcprl.files import write_file
 from mcprl.processes import ChildProcess
-from mcprl.progress import Watcher
+from mcprl.progress import PackWatcher, Watcher
 from mcprl.records import LostEpisode, Trajectory
 from mcprl.secrets import SECRETS, environment_without_keys, looks_secret
 from mcprl.tools.keys import load_keys, register_secrets
@@ -275,6 +275,10 @@ class Trackers:
         self._watcher.episode_finished(step, outcome)
         if isinstance(outcome, Trajectory):
             self._put(partial(episode_report, outcome, time.time()))
+
+    def pack_finished(self, done: int, total: int) -> None:
+        if isinstance(self._watcher, PackWatcher):
+            self._watcher.pack_finished(done, total)
 
     def step_finished(self, step: int, metrics: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
         self._watcher.step_finished(step, metrics, verdicts)

@@ -37,7 +37,8 @@ class WandbTracker:
         self._wandb = cast("Any", wandb)
         self._run, self._status, self._ended = run, status, False
         self._episodes = EpisodesOfSteps()
-        self._prompts = {task.id: _last_words(task.prompt) for task in load_tasks(run.tasks)}
+        tasks = load_tasks(run.tasks)
+        self._prompts = {task.id: str(task.prompt[-1]["content"]) if task.prompt else "" for task in tasks}
         self._verdicts: list[list[object]] = []
         own, is_known = _run_id(run.folder)
         entity, _, project = settings.project.rpartition("/")
@@ -136,7 +137,3 @@ def _run_id(folder: Path) -> tuple[str, bool]:
     made = secrets.token_hex(4)
     path.write_text(f"{made}\n")
     return made, False
-
-
-def _last_words(prompt: Sequence[Any]) -> str:
-    return str(prompt[-1]["content"]) if prompt else ""

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from mcprl.checks.health import Health
@@ -15,9 +16,10 @@ from mcprl.episodes import Collector, Demonstrator, require_solutions
 from mcprl.episodes.stage import Stage, open_stage
 from mcprl.learning import open_learner
 from mcprl.learning.learner import Learner, OnGpu
+from mcprl.learning.update import BatchLearner
 from mcprl.placement import gpu_memories, place
 from mcprl.processes import require_linux
-from mcprl.progress import Watcher
+from mcprl.progress import PackWatcher, Watcher
 from mcprl.records import LostEpisode, Task, Trajectory, Weights
 from mcprl.runs.checkpoints import Checkpoints, deals_of, forecast
 from mcprl.runs.folder import RunFolder
@@ -66,7 +68,7 @@ async def open_run(
             resume_point = replace(resume_point, journal_fits=False)
         examples = await open_examples(config, folder.examples, stage, tasks, held_out, watcher) if config.sft else None
         watcher.stage("loading the learner")
-        learner, turns = await _open_learner(config, folder, stage, stack)
+        learner, turns = await _open_learner(config, folder, stage, stack, watcher)
         deals = _open_deals(resume_point, tasks)
         collector, clock = stage.collector(config, journal), StepClock()
         run = Run(
@@ -101,7 +103,7 @@ async def open_run(
 
 
 async def _open_learner(
-    config: RunConfig, folder: RunFolder, stage: Stage, stack: AsyncExitStack
+    config: RunConfig, folder: RunFolder, stage: Stage, stack: AsyncExitStack, watcher: Watcher
 ) -> tuple[Learner, GpuTurns | None]:
     """Open the learner. If it takes turns with the sampler on the same GPUs, put the sampler to sleep first."""
     in_turns = place(config, len(gpu_memories())).in_turns
@@ -111,6 +113,8 @@ async def _open_learner(
     learner = await stack.enter_async_context(opening)
     if config.sends_weights:
         stage.sampler.receive_from(cast("OnGpu", learner).send)
+    if isinstance(watcher, PackWatcher) and isinstance(learner, BatchLearner):
+        learner.on_scored(partial(asyncio.get_running_loop().call_soon_threadsafe, watcher.pack_finished))
     return learner, GpuTurns(stage.sampler, cast("OnGpu", learner)) if in_turns else None
 
 

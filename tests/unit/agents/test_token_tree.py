@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mcprl.records import FinishReason, StopReason, Trajectory, Turn
 from mcprl.samplers import Completion
-from mcprl_agents.tree import TokenTree
+from mcprl_agents.session import TokenTree
 
 TOKENS = st.lists(st.integers(1, 3), min_size=1, max_size=6)  # few, so that conversations coincide by chance
 

@@ -386,6 +386,13 @@ def test_parity_is_unknown_if_all_tokens_are_stale():
     assert Health(make_config()).judge({**stale, "staleness_mean": 1.0})[0].severity is Severity.OK
 
 
+def test_a_policy_may_not_call_tools_while_a_warm_start_teaches_it():
+    warm, health = {**HEALTHY, "calls": 0.0, "valid_call_rate": 0.0, "demonstration_weight": 1.0}, Health(make_config())
+    names = [health.judge(warm)[0].name for _ in range(10)]
+    assert names == ["healthy"] * 9 + ["no calls"]
+    assert Health(make_config()).judge({**warm, "demonstration_weight": 0.0})[0].name == "no calls"
+
+
 def test_entropy_is_compared_with_its_value_after_the_warm_start():
     health = Health(make_config())
     for weight, entropy in ((1.0, 4.0), (0.7, 3.0), (0.3, 2.0)):

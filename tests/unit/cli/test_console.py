@@ -163,10 +163,14 @@ def test_a_terminal_shows_lines_and_a_bar_that_counts_the_episodes_of_the_step()
         shown.episode_finished(2, make_trajectory())
         shown._progress.refresh()
         assert "step 3: update, publish" in without_escapes(out.getvalue())
+        shown.pack_finished(5, 17)
+        shown.episode_finished(3, make_trajectory())  # of a later step: it does not hide how far the update is
+        shown._progress.refresh()
+        assert re.search(r"step 3: update, 5/17 packs .* 2/20 steps", without_escapes(out.getvalue()).splitlines()[-1])
         shown.step_finished(2, METRICS, (KL,))
         shown.episode_finished(3, make_trajectory())
         shown._progress.refresh()
-        assert re.search(r"step 4: 2/4 episodes .* 3/20 steps", without_escapes(out.getvalue()))
+        assert re.search(r"step 4: 3/4 episodes .* 3/20 steps", without_escapes(out.getvalue()))
     text = without_escapes(out.getvalue())
     assert " s  starting [red]\\x1b[2J" in text
     assert "step 3/20  reward +0.250" in text

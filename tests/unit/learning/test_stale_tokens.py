@@ -15,6 +15,7 @@ from small_models import save_small_model, small_batch, small_config, small_grou
 from mcprl.config import RunConfig
 from mcprl.errors import ParityError
 from mcprl.learning import TorchLearner
+from mcprl.learning.update import minibatches_of
 from mcprl.records import Batch, Group
 
 CAP = 2.0
@@ -101,6 +102,25 @@ async def test_a_stale_batch_without_signal_is_scored_no_further_than_a_fresh_on
     update = await learner.update(batch)
     assert update.metrics["minibatches_without_signal"] == 2.0
     assert len(scored) == 1
+
+
+async def test_a_minibatch_of_stale_tokens_leaves_parity_to_be_checked_on_a_later_one(learner, config):
+    """No minibatch has a signal, so none makes a step; the second of the two has the fresh tokens."""
+    learner._config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"minibatches": 2})})
+    batch = await batch_of(learner, config, fresh=lambda _: True, error=lambda *_: 0.0)
+    batch = replace(batch, advantages=tuple(tuple(0.0 for _ in row) for row in batch.advantages))
+    first, second = minibatches_of(batch, learner._config)
+    members = list(batch.trajectories)
+    for i in first:
+        older = tuple(
+            version - sampled for version, sampled in zip(members[i].weights_version, members[i].sampled, strict=True)
+        )
+        members[i] = replace(members[i], weights_version=older)
+    rest = iter(members)
+    groups = tuple(replace(group, trajectories=tuple(next(rest) for _ in group.trajectories)) for group in batch.groups)
+    metrics = (await learner.update(replace(batch, groups=groups))).metrics
+    assert metrics["minibatches_without_signal"] == 2.0
+    assert metrics["parity_tokens"] == sum(sum(members[i].sampled) for i in second)
 
 
 async def test_stale_tokens_weigh_what_their_odds_have_become_up_to_the_cap(learner, config):

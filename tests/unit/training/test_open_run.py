@@ -37,12 +37,16 @@ class Listener:
         self.stages: list[str] = []
         self.episodes: list[tuple[int, Trajectory | LostEpisode]] = []
         self.steps: list[tuple[int, dict[str, float]]] = []
+        self.packs: list[tuple[int, int]] = []
 
     def stage(self, text: str) -> None:
         self.stages.append(text)
 
     def episode_finished(self, step, outcome) -> None:
         self.episodes.append((step, outcome))
+
+    def pack_finished(self, done: int, total: int) -> None:
+        self.packs.append((done, total))
 
     def step_finished(self, step, metrics, verdicts) -> None:
         self.steps.append((step, dict(metrics)))
@@ -197,6 +201,7 @@ async def test_a_small_run_collects_learns_publishes_and_records_every_step(smal
 
     assert [step for step, _ in listener.steps] == [0, 1, 2]
     assert len(listener.episodes) == 12
+    assert listener.packs == [(1, 1)] * 3
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     version = 0

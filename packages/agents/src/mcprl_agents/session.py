@@ -1,4 +1,8 @@
-"""One episode as its agent sees it: a model that generates turns, and tools to call."""
+"""One episode as its agent sees it: a model that generates turns, and tools to call.
+
+`History` converts the messages of a request to token ids, and `TokenTree` keeps each token of the episode once, with
+forks where turns diverge, because an agent may rewrite its history.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,23 @@ import json
 import logging
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple, cast
 
 from mcprl.chat import Chat
+from mcprl.chat.writing import TurnWriter
 from mcprl.config import RunConfig
 from mcprl.episodes.environment import Action, Environment
-from mcprl.episodes.loop import LiveEpisode, action_of
-from mcprl.errors import BadValueError, Fault, InfrastructureError
-from mcprl.records import FinishReason, Observation, Source, StopReason, ToolCall
+from mcprl.episodes.loop import LiveEpisode, TrajectoryColumns, action_of
+from mcprl.errors import AgentRequestError, BadValueError, Fault, InfrastructureError, UnbridgeableError
+from mcprl.records import FinishReason, Message, Observation, Source, StopReason, ToolCall
 from mcprl.samplers import Completion
 from mcprl_agents.answers import Answer
-from mcprl_agents.history import History
 from mcprl_agents.requests import Asked, RefusedError, Request, Said, canonical
-from mcprl_agents.tree import TokenTree
 
 _logger = logging.getLogger(__name__)
 _SEPARATORS = re.compile(r"[^a-z0-9]+")
@@ -40,6 +46,152 @@ class Given(NamedTuple):
     request: Request
     prompt_ids: tuple[int, ...]
     sampled: Sampled
+
+
+@dataclass(slots=True)
+class _Branch:
+    ids: list[int]
+    places: list[int]
+
+
+@dataclass(slots=True)
+class TokenTree:
+    """Collects the turns of an episode in columns. The fork (6, 1) means that the token at 6 follows the one at 1.
+
+    tree.add((1, 2), Completion(token_ids=(7, 9), …), 0, …)      # columns 1 2 7 9
+    tree.add((1, 2, 7, 9, 3), Completion((8,), …), 1, …)         # columns 1 2 7 9 3 8
+    tree.add((1, 2, 5), Completion((8,), …), 2, …)               # columns 1 2 7 9 3 8 5 8, forks ((6, 1),)
+    """
+
+    columns: TrajectoryColumns = field(default_factory=TrajectoryColumns)
+    forks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    _branches: list[_Branch] = field(default_factory=list[_Branch])
+
+    def add(
+        self,
+        prompt_ids: Sequence[int],
+        completion: Completion,
+        turn: int,
+        *,
+        forced: Sequence[bool],
+        fixed: Sequence[bool],
+    ) -> None:
+        """Append the part of the prompt that no branch shares, then the sampled tokens, which are never shared."""
+        prompt, whole = list(prompt_ids), self.columns.token_ids
+        shared, branch = 0, None
+        for other in self._branches:
+            length = _common(other.ids, prompt)
+            if branch is None or (length, length == len(other.ids)) > (shared, shared == len(branch.ids)):
+                shared, branch = length, other
+        if branch is None or shared < len(branch.ids):
+            branch = _Branch(*((branch.ids[:shared], branch.places[:shared]) if branch else ([], [])))
+            self._branches.append(branch)
+        first, after = len(whole), branch.places[-1] if branch.places else -1
+        if after != first - 1:
+            self.forks.append((first, after))
+        self.columns.add_context(prompt[shared:])
+        self.columns.add_turn(completion, turn, forced=forced, fixed=fixed)
+        branch.ids += whole[first:]
+        branch.places += range(first, len(whole))
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """Return the length of the common prefix."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    # Bisection, because comparing slices is much faster than comparing single tokens.
+    return bisect_left(range(1, most + 1), True, key=lambda length: one[:length] != other[:length])
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    said: Said
+    prompt_ids: tuple[int, ...]
+    sampled_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class History:
+    """The turns of one episode that were delivered to the agent.
+
+    An assistant message that the agent sends back unedited keeps the ids that were sampled for it. It is recognized by
+    its text and its calls. Everything before the first such message is rendered as one prompt, as in an episode without
+    an agent. A later assistant message that the model did not sample is written in the syntax of the model's family.
+    """
+
+    chat: Chat
+    _turns: list[_Turn] = field(default_factory=list[_Turn])
+    _known: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict[tuple[Any, ...], tuple[int, ...]])
+
+    def ids(self, said: Sequence[Said], tools: str) -> tuple[int, ...]:
+        """Return the token ids of a conversation, up to the start of the next turn."""
+        try:
+            return self._ids(tuple(said), tools)
+        except (BadValueError, UnbridgeableError) as error:
+            raise AgentRequestError(
+                f"the agent's messages cannot be rendered: {error.what}", fix="correct the messages the agent sends"
+            ) from error
+
+    def add(self, said: Said, prompt_ids: tuple[int, ...], sampled_ids: tuple[int, ...]) -> None:
+        """Remember a turn that was delivered to the agent."""
+        self._turns.append(_Turn(said, prompt_ids, sampled_ids))
+
+    def _ids(self, said: tuple[Said, ...], tools: str) -> tuple[int, ...]:
+        specs: list[dict[str, Any]] = json.loads(tools)
+        own = [place for place, one in enumerate(said) if one.role == "assistant" and self._turns_of(one)]
+        names = {call.id: call.name for one in said for call in one.calls if call.id}
+        begun = next((place for place in reversed(own) if (tools, said[:place]) in self._known), None)
+        if begun is None:
+            begun = own[0] if own else len(said)
+            ids = self.chat.open([_message(one, names) for one in said[:begun]], specs)
+        else:
+            ids = self._known[tools, said[:begun]]
+        rest = [list(group) for _, group in groupby(said[begun:], key=lambda one: one.role == "assistant")]
+        for turns, others in zip(rest[::2], rest[1::2], strict=True):
+            turn_ids = self._turn_ids(_merged(turns), ids, specs)
+            ids += turn_ids + self.chat.extend(ids, turn_ids, [_message(one, names) for one in others], specs)
+        self._known[tools, said] = ids
+        return ids
+
+    def _turn_ids(self, said: Said, ids: tuple[int, ...], specs: list[dict[str, Any]]) -> tuple[int, ...]:
+        if same := self._turns_of(said):
+            return next((turn for turn in same if turn.prompt_ids == ids), same[-1]).sampled_ids
+        calls = [ToolCall(name=call.name, arguments=_arguments(call)) for call in said.calls]
+        return TurnWriter(self.chat).write(ids, said.text.strip(), calls, specs)
+
+    def _turns_of(self, said: Said) -> list[_Turn]:
+        return [turn for turn in self._turns if _compared(turn.said) == _compared(said)]
+
+
+def _compared(said: Said) -> tuple[str, tuple[Asked, ...]]:
+    return said.text, tuple(Asked(call.id, call.name, canonical(call.arguments)) for call in said.calls)
+
+
+def _merged(turns: Sequence[Said]) -> Said:
+    if len(turns) == 1:
+        return turns[0]
+    text = "\n".join(turn.text for turn in turns if turn.text)
+    return Said("assistant", text, tuple(call for turn in turns for call in turn.calls))
+
+
+def _arguments(call: Asked) -> dict[str, Any]:
+    try:
+        value: Any = json.loads(call.arguments)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise BadValueError(f"the arguments of a call to {call.name} are not a JSON object", fix="correct the message")
+    return cast("dict[str, Any]", value)
+
+
+def _message(said: Said, names: dict[str, str]) -> Message:
+    message: Message = {"role": said.role, "content": said.text}
+    if said.calls:
+        message["tool_calls"] = [{"function": {"name": c.name, "arguments": _arguments(c)}} for c in said.calls]
+    if said.call_id in names:
+        message["name"] = names[said.call_id]
+    return message
 
 
 class Session:

@@ -162,7 +162,7 @@ def make_app(runs: RunList, closing: asyncio.Event, *, token: str) -> ASGIApp:
         "/metrics": _metrics,
         "/health": lambda run, _: {"verdicts": run.health.entries()},
         "/timeline": lambda run, _: {"spans": run.timeline.entries()},
-        "/tools": _tools,
+        "/tools": lambda run, _: {"servers": read_tool_figures(run.path, run.setting("servers", "settings"))},
         "/ratios": _ratios,
         "/facets": _facets,
         "/episodes": _episodes,
@@ -250,10 +250,6 @@ def _metrics(run: OpenRun, request: Request) -> dict[str, Any]:
     return {"steps": [entry for entry in run.metrics.entries() if since is None or entry["step"] > since]}
 
 
-def _tools(run: OpenRun, _: Request) -> dict[str, Any]:
-    return {"servers": read_tool_figures(run.path, run.setting("servers", "settings"))}
-
-
 def _ratios(run: OpenRun, request: Request) -> dict[str, Any]:
     bounds = run.bounds()
     return TokenNoteFiles(run.path).histogram(
@@ -308,7 +304,8 @@ def serve(folder: Path, *, port: int = 0, open_browser: bool = True) -> None:
         listening = stack.enter_context(_listen(port))
         address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}/?token={token}"
         print(f"mcprl dashboard: {folder} at {address}  (press Ctrl-C to stop)", flush=True)
-        if open_browser and _has_display():
+        has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+        if open_browser and (has_display or sys.platform in ("darwin", "win32")):
             # Other users can read the command line of the browser, but not this file.
             page = stack.enter_context(private_folder()) / "dashboard.html"
             page.write_text(f'<meta http-equiv="refresh" content="0; url={address}">\n')
@@ -352,7 +349,3 @@ def _listen(port: int) -> socket.socket:
         what = f"port {port} of {_LOOPBACK} cannot be used: {error}"
         raise BadValueError(what, fix="choose another --port, or omit it to use a free one") from error
     return listening
-
-
-def _has_display() -> bool:
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

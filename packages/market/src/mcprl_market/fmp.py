@@ -300,14 +300,6 @@ def news_text(symbols: Sequence[str], found: Sequence[Article]) -> str:
     return "\n".join(parts)
 
 
-def change_text(found: Quote) -> str:
-    return f"**{found.symbol} Change**\nChange: {percent(found.change_percent)} ({money(found.change)})"
-
-
-def previous_close_text(found: Quote) -> str:
-    return f"**{found.symbol} Previous Close**\nPrevious Close: {money(found.previous_close)}"
-
-
 def _signed_change(stock: Quote) -> str:
     sign = "+" if stock.change >= 0 else ""
     return f"{sign}{money(stock.change).removeprefix('$')} / {sign}{percent(stock.change_percent)}"
@@ -435,13 +427,14 @@ class _Tools:
         """Change of a stock since the previous close, in per cent."""
         quote = await self._quote(symbol)
         change = {"symbol": quote.symbol, "change": quote.change, "change_percent": quote.change_percent}
-        return answer(change, change_text(quote))
+        text = f"**{quote.symbol} Change**\nChange: {percent(quote.change_percent)} ({money(quote.change)})"
+        return answer(change, text)
 
     async def fmp_get_previous_close(self, symbol: _Symbol) -> Annotated[CallToolResult, PreviousClose]:
         """Previous closing price of a stock."""
         quote = await self._quote(symbol)
         close = {"symbol": quote.symbol, "previous_close": quote.previous_close}
-        return answer(close, previous_close_text(quote))
+        return answer(close, f"**{quote.symbol} Previous Close**\nPrevious Close: {money(quote.previous_close)}")
 
     async def _quote(self, symbol: str) -> Quote:
         symbol = checked_symbol(symbol)

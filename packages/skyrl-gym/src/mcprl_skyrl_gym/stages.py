@@ -10,9 +10,10 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -28,7 +29,6 @@ from mcprl.episodes.environment import (
     Action,
     Environment,
     Functions,
-    Grader,
     StepResult,
     ToolAccess,
     require_users,
@@ -194,21 +194,12 @@ class LiveEpisode:
     """An episode on one event loop, from leasing its tools to releasing them."""
 
     def __init__(
-        self,
-        task: Task,
-        config: RunConfig,
-        *,
-        leases: Leases,
-        preamble: Sequence[Message],
-        judge: Grader | None,
-        functions: Functions | None,
+        self, task: Task, config: RunConfig, leases: Leases, make_environment: Callable[..., Environment]
     ) -> None:
         self._task = task
         self._config = config
         self._leases = leases
-        self._preamble = preamble
-        self._judge = judge
-        self._functions = functions
+        self._make_environment = make_environment
         self._held: Held[ToolAccess] | None = None
         self._end_of_life: asyncio.TimerHandle | None = None
         self._environment: Environment | None = None
@@ -232,15 +223,8 @@ class LiveEpisode:
         except TimeoutError as error:
             raise self._late() from error
         self._end_of_life = asyncio.get_running_loop().call_later(lives_s, self._held.let_go)
-        self._environment = Environment(
-            self._task,
-            access,
-            preamble=self._preamble,
-            max_turns=self._config.episodes.turn_limit(self._task),
-            rewards=self._config.rewards,
-            judge=self._judge,
-            functions=self._functions,
-        )
+        max_turns = self._config.episodes.turn_limit(self._task)
+        self._environment = self._make_environment(self._task, access, max_turns=max_turns)
 
     async def step(self, text: str, prose: str, calls: tuple[ToolCall, ...]) -> StepResult:
         """Execute one turn. Raises an InfrastructureError if the infrastructure fails."""
@@ -312,9 +296,10 @@ class Stage:
         self.portal = portal
         self.toolbox = toolbox
         self.wording = wording
-        self._judge = judge
-        self._functions = functions
         self._preamble = load_preamble(config.tasks.preamble)
+        self._make_environment = partial(
+            Environment, preamble=self._preamble, rewards=config.rewards, judge=judge, functions=functions
+        )
         self._conversations: dict[str, tuple[Message, ...]] = {}
 
     def conversation(self, task: Task) -> list[Message]:
@@ -335,14 +320,7 @@ class Stage:
 
     def episode(self, task: Task) -> LiveEpisode:
         """Create an episode. It is not open yet."""
-        return LiveEpisode(
-            task,
-            self.config,
-            leases=self.toolbox,
-            preamble=self._preamble,
-            judge=self._judge,
-            functions=self._functions,
-        )
+        return LiveEpisode(task, self.config, self.toolbox, self._make_environment)
 
     def _opening(self, task: Task) -> tuple[list[Message], list[dict[str, Any]]]:
         later = {name for follow_up in task.follow_ups for name in follow_up.tools}

@@ -111,7 +111,9 @@ def dead_groups(view: StepView) -> Verdict | None:
 
 
 def no_calls(view: StepView) -> Verdict | None:
-    if view.now("calls") != 0.0:
+    # Solutions that are being imitated teach calls, so doctor accepts a model without them.
+    is_being_taught = view.now("demonstration_weight") and view.past.steps < _EARLY_STEPS
+    if view.now("calls") != 0.0 or is_being_taught:
         return None
     config, warm_start = view.config, view.config.algorithm.warm_start
     act = may_set(config, "sampling.constrain", "act")

@@ -1,7 +1,7 @@
 """The objective: combines the formulas of this package as configured.
 
     loss = Σ over learnable tokens of weight · (gate · importance · policy loss + β · divergence − entropy bonus
-           + critic coefficient · value loss), where gate is 0 if the ratio is outside algorithm.ratio_gate, else 1
+           + 0.5 · value loss), where gate is 0 if the ratio is outside algorithm.ratio_gate, else 1
 
 Token weights are computed over the whole minibatch, so the loss does not depend on the size of packs.
 """

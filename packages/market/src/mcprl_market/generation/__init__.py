@@ -55,12 +55,9 @@ offered, because a policy that used them would be penalized for correct calls.
 def offer(needed: Iterable[str], distractors: int, draws: Draws) -> tuple[str, ...]:
     """Return the needed tools and `distractors` other tools, in random order."""
     wanted = list(dict.fromkeys(needed))
-    others: Sequence[str] = [tool for tool in TOOLS if tool not in wanted and not _replaces(tool, wanted)]
+    replaced = {tool for kind in SUBSTITUTES if kind.intersection(wanted) for tool in kind}
+    others: Sequence[str] = [tool for tool in TOOLS if tool not in wanted and tool not in replaced]
     return tuple(draws.shuffled(wanted + draws.some(others, distractors)))
-
-
-def _replaces(tool: str, needed: Sequence[str]) -> bool:
-    return any(tool in kind and kind.intersection(needed) for kind in SUBSTITUTES)
 
 
 SHARES: dict[Difficulty, float] = {Difficulty.EASY: 0.35, Difficulty.MEDIUM: 0.35, Difficulty.HARD: 0.3}

@@ -61,11 +61,6 @@ def likely_isolation() -> Isolation:
     return Isolation.USER_NAMESPACE
 
 
-def fresh_user() -> int:
-    """Return a user id for one worker, from a range that distributions leave unused."""
-    return _FIRST_USER + secrets.randbelow(_NUM_USERS)
-
-
 def find_usable_bubblewrap() -> str:
     """Return the path of `bwrap`. Raises SandboxMissingError if this machine cannot run a sandbox."""
     if sys.platform != "linux" or platform.machine() not in MACHINES:
@@ -190,7 +185,10 @@ class Launch:
             bounds["RLIMIT_NPROC"] = limits.threads + 2
         message: dict[str, Any] = {
             "limits": bounds,
-            "user": fresh_user() if self.is_sandboxed and self.isolation is Isolation.OWN_USER else None,
+            # from a range that distributions leave unused
+            "user": _FIRST_USER + secrets.randbelow(_NUM_USERS)
+            if self.is_sandboxed and self.isolation is Isolation.OWN_USER
+            else None,
             "filter": make_filter(platform.machine()) if self.is_sandboxed else None,
             "packages": [PACKAGES] if self.is_sandboxed else list(package_folders()),
             "preload": _PRELOAD[kind],

@@ -272,9 +272,5 @@ class PageIndex:
             rows: list[tuple[int, float]] = self._connection.execute(
                 "SELECT rowid, -bm25(pages, 1.5, 1.0) FROM pages WHERE pages MATCH ?", (match,)
             ).fetchall()
-        scored = sorted((-_score(relevance), number) for number, relevance in rows)
+        scored = sorted((-max(0.0001, round(share / (share + _HALF), 4)), number) for number, share in rows)
         return tuple(replace(self.pages[number - 1], score=-score) for score, number in scored[:limit])
-
-
-def _score(relevance: float) -> float:
-    return max(0.0001, round(relevance / (relevance + _HALF), 4))

@@ -128,7 +128,7 @@ class Simulators:
             result = method(**copy.deepcopy(dict(arguments)))
         except _FAILURES as error:
             return Outcome(f"Error during execution: {error}", is_error=True)
-        return Outcome(_worded(result), is_error=_is_refusal(result))
+        return Outcome(_worded(result), is_error=isinstance(result, dict) and "error" in result)
 
     def state(self) -> dict[str, Any]:
         """Return the state that the checker compares, as JSON: the public attributes of each simulator."""
@@ -196,7 +196,3 @@ def _worded(result: Any) -> str:
         return json.dumps(result) if isinstance(result, dict) else str(result)
     except TypeError:  # a Decimal, or an object of the simulator
         return str(cast("object", result))
-
-
-def _is_refusal(result: Any) -> bool:
-    return isinstance(result, dict) and "error" in result
