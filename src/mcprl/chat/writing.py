@@ -336,8 +336,11 @@ def _fields(call: ToolCall, schema: ToolSpec) -> list[tuple[str, str]]:
 
 
 def _field(value: object, schema: object, root: ToolSpec) -> str:
-    kind = cast("ToolSpec", schema).get("type") if isinstance(schema, Mapping) else None
-    return value if isinstance(value, str) and kind in ("string", ["string"]) else write_json(value, schema, root)
+    return value if isinstance(value, str) and _is_of_text(schema) else write_json(value, schema, root)
+
+
+def _is_of_text(schema: object) -> bool:
+    return isinstance(schema, Mapping) and cast("ToolSpec", schema).get("type") in ("string", ["string"])
 
 
 def _comparable(call: ToolCall) -> str:

@@ -317,5 +317,9 @@ def require_sharable(config: PretrainedConfig, model: str) -> None:
         )
 
 
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
 cast("Any", AttentionInterface).register(TREE_ATTENTION, tree_attention)
-cast("Any", AttentionMaskInterface).register(TREE_ATTENTION, lambda *_, **__: None)
+cast("Any", AttentionMaskInterface).register(TREE_ATTENTION, _no_mask)
