@@ -206,7 +206,8 @@ def synthesize(folder: Path, servers: Path, hints: Path | None, count: int) -> d
         last = made.stderr.strip().rpartition("\n" if "Traceback" in made.stderr else "mcprl: ")[2]
         return {"tasks": 0, "error": " ".join(last.split()).replace(str(folder.parent), "FOLDER")}
     report = json.loads((folder / "report.json").read_text())
-    settings = {} if hints is None else yaml.safe_load(hints.read_text()).get("settings", {})
+    hinted: dict[str, Any] = {} if hints is None else yaml.safe_load(hints.read_text())
+    settings: dict[str, Any] = hinted.get("settings", {})
     for name in json.loads(servers.read_text())["mcpServers"]:  # a busy machine must not end the recount
         settings[name] = {**settings.get(name, {}), "call_deadline_s": 600}
     patient = folder.parent / "patient.yaml"
