@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -17,23 +18,34 @@ from many_turns import report
 from many_turns.held_out import recovery, success
 from many_turns.spending import keep_adapters, read_spending, run_watched
 
-# Adds rows to a file, after it has removed those after the checkpoint, as a training does that resumes.
+# Adds rows to a file, after it has removed those after the checkpoint, as a training does that resumes. After each row,
+# it waits until the row was seen.
 TRAINING = """
-import json, sys, time
+import json, sys
 file, kept, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rows = open(file).readlines()[:kept] if kept else []
 open(file, "w").writelines(rows)
+seen = open(sys.argv[4])
 for step in range(kept, steps):
     sum(range(10**6))
-    time.sleep(0.7)
-    open(file, "a").write(json.dumps({"step": step}) + "\\n")
+    with open(file, "a") as lines:
+        lines.write(json.dumps({"step": step}) + "\\n")
+    seen.readline()
 """
 
 
 def watched(folder: Path, kept: int, steps: int) -> list[int]:
     seen: list[int] = []
-    line = [sys.executable, "-c", TRAINING, str(folder / "rows.jsonl"), str(kept), str(steps)]
-    run_watched(line, folder / "rows.jsonl", folder / "spending.jsonl", seen.append, saved=kept)
+    pipe = folder / f"seen-after-{kept}"
+    os.mkfifo(pipe)
+    line = [sys.executable, "-c", TRAINING, str(folder / "rows.jsonl"), str(kept), str(steps), str(pipe)]
+    with open(os.open(pipe, os.O_RDWR), "wb", buffering=0) as answer:
+
+        def see(number: int) -> None:
+            seen.append(number)
+            answer.write(b"\n")
+
+        run_watched(line, folder / "rows.jsonl", folder / "spending.jsonl", see, saved=kept)
     return seen
 
 
